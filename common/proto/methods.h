@@ -1,0 +1,42 @@
+/* common/proto/methods.h - the numbers of the methods on the wire: append only, never reused */
+#pragma once
+
+enum fl_method {
+    /* daemon to head */
+    FL_NODE_JOIN = 1,      /* JoinRequest -> JoinReply       */
+    FL_NODE_BEAT = 2,      /* event Beat                     */
+    FL_WORKER_CHANGED = 3, /* WorkerState -> empty           */
+    FL_LOG_PUSH = 4,       /* LogPush -> empty               */
+    FL_RELAY = 5,          /* Relay -> reply of that method  */
+    FL_NODE_LEAVE = 6,     /* Shutdown -> empty: going away on purpose */
+    /* head to daemon */
+    FL_LEASE_PREPARE = 32, /* LeasePrepare -> LeasePrepared  */
+    FL_LEASE_COMMIT = 33,  /* LeaseIds -> empty              */
+    FL_LEASE_RELEASE = 34, /* LeaseIds -> empty              */
+    FL_WORKER_START = 35,  /* WorkerSpec -> empty            */
+    FL_WORKER_STOP = 36,   /* WorkerStop -> empty            */
+    FL_DELIVER = 37,       /* event Deliver                  */
+    FL_NODE_SHUTDOWN = 38, /* Shutdown -> empty              */
+    /* worker to daemon */
+    FL_WORKER_READY = 64,  /* WorkerReady -> empty           */
+    FL_METRIC = 65,        /* event Metric                   */
+    FL_PROGRESS = 66,      /* event Progress                 */
+    /* daemon to worker */
+    FL_EV_STOP = 96,       /* event WorkerStopping           */
+    FL_EV_SQUEEZE = 97,    /* Squeeze -> uint64              */
+    FL_EV_MEMBERS = 98,    /* event Members, to the driver   */
+    /* worker to head, relayed by the daemon: 128 to 191 */
+    FL_RELAYED_FIRST = 128,
+    FL_DIR_FIND = 128,       /* Find -> Where                */
+    FL_GROUP_PLACE = 129,    /* Place -> Layout              */
+    FL_WORKERS_LAUNCH = 130, /* Launch -> Members            */
+    FL_ROLE_END = 131,       /* Role -> empty                */
+    FL_ROLE_RESTART = 132,   /* Role -> Members              */
+    FL_GROUP_END = 133,      /* Group -> empty               */
+    FL_MEMBERS_LIST = 134,   /* empty -> Members of the job; from then on EV_MEMBERS follow */
+    FL_STEP_RECORD = 135,    /* StepRecord -> empty          */
+    FL_RELAYED_LAST = 191,
+    /* worker to worker */
+    FL_ASK = 192,            /* Ask + blob -> Answer + blob  */
+    FL_XFER_FIRST = 256      /* the weight plane: transport/xfer */
+};

@@ -1,0 +1,39 @@
+#pragma once
+#include "transport/wire/wire.h"
+
+/* ==== transport/call/call.h: requests and replies over any stream ==============================
+ * At most once: when a stream is lost, calls in flight end FL_UNREACHABLE and are not sent again.
+ * A lane's requests are served in order, replies come in any order, every op comes back once. */
+struct call_peer;
+struct call_args {
+    uint16_t method;
+    uint32_t lane;
+    uint64_t due_ns; /* 0: none, for constructors and generation only */
+    struct fl_bytes body, blob;
+    const int *fds;
+    unsigned n_fds;
+};
+struct call_op { /* embed it */
+    struct call_peer *peer;
+    uint64_t id;
+    struct fl_timer late;
+    void (*done)(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
+                 const struct fl_err *err);
+};
+enum fl_status call_start(struct call_peer *p, const struct call_args *a, struct call_op *op,
+                          struct fl_err *err); /* FL_AGAIN: no credit, not started */
+void call_cancel(struct call_op *op);          /* done runs now, FL_CANCELLED      */
+
+struct call_req; /* being served; answered once, on the loop thread */
+struct call_method {
+    uint16_t method;
+    const char *name; /* in logs, metrics and errors */
+    void (*serve)(void *service, struct call_req *req, const struct wire_msg *m);
+};
+void call_reply(struct call_req *req, struct fl_bytes body, struct fl_bytes blob);
+void call_fail(struct call_req *req, const struct fl_err *err);
+bool call_unwanted(const struct call_req *req); /* cancelled, or the caller is gone */
+enum fl_status call_peer_create(struct stream *s_take, const struct call_method *methods, size_t n,
+                                void *service, struct call_peer **out, struct fl_err *err);
+void call_peer_destroy(struct call_peer *p); /* ops in flight come back before it returns */
+
