@@ -1,0 +1,45 @@
+"""summary.py BROKEN LOG... - adds up meson's test logs; the last line is 'N passed, N failed, N skipped'.
+
+A test that speaks TAP counts each of its cases, any other counts as one. BROKEN builds count as failures.
+Exit code 1 when anything failed or nothing ran."""
+import json
+import re
+import sys
+
+CASE = re.compile(r"^(ok|not ok)\b(.*)$")
+
+
+def cases(entry):
+    """(passed, failed, skipped) of one test program, and the names of what failed or was skipped."""
+    found = [m for m in map(CASE.match, (entry.get("stdout") or "").splitlines()) if m]
+    ran_ok = entry["result"] in ("OK", "SKIP", "EXPECTEDFAIL")
+    failed = [m.group(2).strip(" -") for m in found if m.group(1) == "not ok"]
+    skipped = [m.group(2).strip(" -") for m in found if m.group(1) == "ok" and "# SKIP" in m.group(2).upper()]
+    passed = sum(m.group(1) == "ok" for m in found) - len(skipped)
+    if not found:
+        if entry["result"] == "SKIP":
+            return 0, [], [entry["name"]]
+        return (1, [], []) if ran_ok else (0, [entry["name"]], [])
+    if not ran_ok and not failed:  # died after its last case, or ran past its time
+        failed = [f"{entry['name']}: {entry['result']}, exit {entry.get('returncode')}"]
+    return passed, failed, skipped
+
+
+def main():
+    passed, failed, skipped = 0, ["a build"] * int(sys.argv[1]), []
+    for path in sys.argv[2:]:
+        with open(path, encoding="utf-8") as log:
+            for line in log:
+                entry = json.loads(line)
+                p, f, s = cases(entry)
+                passed += p
+                failed += [f"{entry['name']}: {x}" for x in f]
+                skipped += [f"{entry['name']}: {x}" for x in s]
+    for title, names in (("failed", failed), ("skipped", skipped)):
+        for name in names:
+            print(f"{title}: {name}")
+    print(f"{passed} passed, {len(failed)} failed, {len(skipped)} skipped")
+    return 1 if failed or passed == 0 else 0
+
+
+sys.exit(main())
