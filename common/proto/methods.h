@@ -6,7 +6,7 @@ enum fl_method {
     FL_NODE_JOIN = 1,      /* JoinRequest -> JoinReply       */
     FL_NODE_BEAT = 2,      /* event Beat                     */
     FL_WORKER_CHANGED = 3, /* WorkerState -> empty           */
-    FL_LOG_PUSH = 4,       /* LogPush -> empty               */
+    FL_LOG_PUSH = 4,       /* LogPush -> LogPushed           */
     FL_RELAY = 5,          /* Relay -> reply of that method  */
     FL_NODE_LEAVE = 6,     /* Shutdown -> empty: going away on purpose */
     /* head to daemon */

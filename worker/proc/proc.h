@@ -6,12 +6,14 @@
  * Each worker is the one child of a keeper: a small static program without threads, gRPC, libuv or
  * CUDA; session leader and subreaper of the tree, owner of its cgroup. It writes the exit record
  * (fsync, rename) before it leaves, and it outlives the daemon. */
-enum proc_cause {
+enum { PROC_SEAT_FD = 3 }; /* what FURLONG_SEAT_FD says in the worker's environment */
+enum proc_cause { /* numbers travel and lie on disk: append only */
     PROC_EXITED, PROC_SIGNALLED, PROC_STOPPED, PROC_GUARD, PROC_CGROUP_OOM, PROC_KERNEL_OOM,
     PROC_EXEC_FAILED, PROC_FENCED, PROC_KEEPER_LOST
 };
-struct proc_spec {
+struct proc_spec { /* borrowed for the call */
     struct fl_seat_ref who;
+    const char *keeper;                   /* path of furlong-keep                   */
     const char *const *argv, *const *env; /* complete: nothing is inherited unseen  */
     const char *cwd, *dir;                /* dir: keeper's socket, spec, exit record */
     const char *out_path, *err_path;
@@ -19,6 +21,7 @@ struct proc_spec {
     uint32_t term_ms, kill_ms;
     const char *const *device_uuids;
     size_t n_devices;
+    int seat_fd; /* becomes descriptor PROC_SEAT_FD of the worker; -1: none */
 };
 struct proc_exit {
     struct fl_seat_ref who;
@@ -29,17 +32,20 @@ struct proc_exit {
     char why[256];   /* one sentence to act on */
     char last[2048]; /* end of stderr          */
 };
-struct proc;
+struct proc; /* ends with its gone(), or with forget(): not to be touched afterwards */
 struct proc_user {
-    void (*started)(void *arg, struct proc *p, int pid);
+    void (*started)(void *arg, struct proc *p, int pid); /* the worker executes its program */
     void (*gone)(void *arg, struct proc *p, const struct proc_exit *x); /* once; whole tree ended */
 };
 struct proc_ops { /* proc_keeper; proc_fake for the tests of everything above it */
+    /* The folder s->dir exists and is the caller's. Both callbacks come later, from the loop. */
     enum fl_status (*start)(struct fl_loop *l, const struct proc_spec *s, const struct proc_user *u,
                             void *arg, struct proc **out, struct fl_err *err);
+    /* Finds the keeper by its socket in dir, or what it left: gone() then comes from the record. */
     enum fl_status (*adopt)(struct fl_loop *l, const char *dir, const struct proc_user *u,
                             void *arg, struct proc **out, struct fl_err *err);
     void (*stop)(struct proc *p, enum proc_cause why, const char *text); /* term, kill, verify */
     void (*forget)(struct proc *p); /* the daemon leaves; keeper and worker live on */
 };
-
+extern const struct proc_ops proc_keeper, proc_fake;
+const char *proc_cause_name(enum proc_cause c);
