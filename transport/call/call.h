@@ -10,6 +10,7 @@ struct call_args {
     uint32_t lane;
     uint64_t due_ns; /* 0: none, for constructors and generation only */
     struct fl_bytes body, blob;
+    struct wire_hold *hold; /* of the blob: see wire_msg */
     const int *fds;
     unsigned n_fds;
 };
@@ -39,6 +40,7 @@ struct call_method {
 const struct wire_hello *call_req_from(const struct call_req *req); /* who asks, proved in HELLO */
 uint32_t call_req_budget_ms(const struct call_req *req);            /* left now; 0: no limit     */
 void call_reply(struct call_req *req, struct fl_bytes body, struct fl_bytes blob);
+void call_reply_hold(struct call_req *req, struct fl_bytes body, struct fl_bytes blob, struct wire_hold *hold);
 void call_fail(struct call_req *req, const struct fl_err *err);
 bool call_unwanted(const struct call_req *req); /* cancelled, or the caller is gone */
 struct call_life { /* how the stream fares; each may be NULL; arg: service */

@@ -27,10 +27,15 @@ struct wire_head {       /* little endian; in front of each frame on sockets */
 };
 _Static_assert(sizeof(struct wire_head) == 32, "wire format");
 
+struct wire_hold { /* embed it: a blob that is lent to a send rather than copied */
+    void (*free)(struct wire_hold *h); /* loop thread, exactly once: sent, or will never be */
+};
 struct wire_msg { /* a view, good during the callback */
     struct wire_head head;
     const void *body, *blob;
     int *fds; /* set an entry to -1 to keep it; the rest is closed for you */
+    struct wire_hold *hold; /* sending: NULL: what cannot leave at once of the blob is copied; else it is
+                             * read in place until hold->free(), which a failed send() does not call */
 };
 struct wire_hello {
     uint16_t major, minor; /* major must be equal; the lower minor is spoken */
@@ -65,7 +70,13 @@ struct stream {
     void *user_arg;
     size_t queued_bytes, bound_bytes; /* past it requests get FL_AGAIN; events coalesce or close */
 };
-struct stream_to { const char *target, *key_path; uint32_t connect_ms; bool again; };
+struct stream_to {
+    const char *target; /* "unix:/path" or "HOST:PORT"; port 0: any free one */
+    const char *key_path; /* hex digits; NULL: key                           */
+    struct fl_bytes key;  /* copied                                          */
+    uint32_t connect_ms;
+    bool again; /* after a loss: connect again, with back-off */
+};
 enum fl_status stream_connect(struct fl_loop *l, const struct stream_ops *kind,
                               const struct stream_to *to, const struct wire_hello *me,
                               const struct stream_user *user, void *arg, struct stream **out,
@@ -75,5 +86,6 @@ enum fl_status stream_listen(struct fl_loop *l, const struct stream_ops *kind,
                              const struct stream_to *at, const struct wire_hello *me,
                              void (*accepted)(void *arg, struct stream *s_take), void *arg,
                              struct stream_server **out, struct fl_err *err);
+const char *stream_server_at(const struct stream_server *s); /* the target to connect to, port filled in */
 void stream_server_destroy(struct stream_server *s);
 
