@@ -1,4 +1,5 @@
 #pragma once
+#include <stdarg.h>
 #include <furlong/types.h>
 
 /* ==== common/base/base.h: the few words that every file uses ================================== */
@@ -8,6 +9,19 @@ enum fl_status fl_fail_errno(struct fl_err *err, const char *fmt, ...)
     __attribute__((format(printf, 2, 3))); /* status by one table from errno */
 enum fl_status fl_wrap(struct fl_err *err, enum fl_status st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* What the three above share. The text is one line: control characters become spaces. */
+void fl_err_set(struct fl_err *err, enum fl_status st, enum fl_origin origin, int native,
+                const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+enum fl_status fl_status_of_errno(int err_no);
+const char *fl_status_name(enum fl_status st); /* "FL_STALE" -> "stale"; never NULL */
+
+#define FL_LEN(array) (sizeof(array) / sizeof((array)[0]))
+#define container_of(ptr, type, member)                                                           \
+    (__extension__({                                                                              \
+        const __typeof__(((type *)0)->member) *fl_m_ = (ptr);                                     \
+        (type *)((char *)(uintptr_t)fl_m_ - offsetof(type, member));                              \
+    }))
 
 #define FL_AUTO_DEFINE(x)                                                                         \
     static inline void x##_auto_(struct x **p) { x##_destroy(*p); }
