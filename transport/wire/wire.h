@@ -87,5 +87,7 @@ enum fl_status stream_listen(struct fl_loop *l, const struct stream_ops *kind,
                              void (*accepted)(void *arg, struct stream *s_take), void *arg,
                              struct stream_server **out, struct fl_err *err);
 const char *stream_server_at(const struct stream_server *s); /* the target to connect to, port filled in */
+/* What HELLO says from now on: a head that met a daemon with a higher term. Streams that are open keep what was said. */
+void stream_server_term(struct stream_server *s, const struct fl_term *term);
 void stream_server_destroy(struct stream_server *s);
 
