@@ -38,5 +38,18 @@ enum fl_method {
     FL_RELAYED_LAST = 191,
     /* worker to worker */
     FL_ASK = 192,            /* Ask + blob -> Answer + blob  */
-    FL_XFER_FIRST = 256      /* the weight plane: transport/xfer */
+    FL_XFER_FIRST = 256,     /* the weight plane, transport/xfer: 256 to 319 */
+    FL_XFER_RECONCILE = 256, /* XferReconcile -> XferReport + manifest  */
+    FL_XFER_BEGIN = 257,     /* XferBegin + part -> XferBegun + digests, or XferReport */
+    FL_XFER_WAIT = 258,      /* XferWait -> XferReport                  */
+    FL_XFER_VERIFY = 259,    /* XferVerify -> XferReport                */
+    FL_XFER_COMMIT = 260,    /* XferCommit -> XferReport, when flipped  */
+    FL_XFER_ABORT = 261,     /* XferAbort -> XferReport, when quiet     */
+    FL_XFER_RESUME = 262,    /* XferResume -> XferReport                */
+    FL_XFER_END = 263,       /* XferEnd -> XferReport, when quiet       */
+    FL_XFER_WATCH = 264,     /* XferWatch -> XferReport                 */
+    FL_XFER_GRANT = 265,     /* XferGrant -> XferReport                 */
+    FL_XFER_KEY = 266,       /* XferKey -> XferKeyIs + descriptors      */
+    FL_XFER_CHECK = 267,     /* XferCheck + segments -> digests         */
+    FL_XFER_LAST = 319
 };

@@ -1,0 +1,47 @@
+/* transport/xfer/sink.h - an engine's side: one rank of it
+ *
+ * Answers the coordinator by the table of epoch.h, moves buckets into a slot that nothing serves
+ * from, digests them on the way, and flips between two steps. An engine of several ranks has one
+ * sink a rank, each with the same party; nothing passes between them but through the coordinator.
+ *
+ * With two slots the old version serves until the new one has flipped. With one, or with mapped
+ * pages that the trainer is about to write, the engine is DIRTY from before the first byte. */
+#pragma once
+#include "transport/xfer/epoch.h"
+#include "transport/xfer/port.h"
+
+struct xfer_sink;
+struct xfer_sink_ops { /* the engine's side, all on the loop thread */
+    /* Memory for one slot, shareable by the host's link, aligned to 256 bytes. */
+    enum fl_status (*room)(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err);
+    void (*done_with)(void *arg, struct link_mem *room); /* quiet: free, pool or lend it */
+    void (*pause)(void *arg, struct fl_task *paused);    /* post it: no step runs and none will start */
+    /* From here on the engine reads mem: its own slot, or the trainer's pages, mapped read-only. Post
+     * flipped between two steps. mem stays good until the next flip has been posted. */
+    void (*flip)(void *arg, const struct xfer_version *now, const struct link_mem *mem, struct fl_task *flipped);
+    void (*resume)(void *arg);
+};
+struct xfer_sink_opts { /* all copied */
+    const char *set;
+    struct xfer_member me;
+    struct link_place place;
+    const struct xfer_manifest *want; /* pieces' mem is 0: offsets into the slot */
+    enum xfer_slots slots;            /* XFER_ONE_SLOT: there is room for one only */
+    bool check_equal;                 /* before COMMIT: read all bytes once more and compare */
+    const struct xfer_sink_ops *ops;
+    void *arg;
+};
+enum { XFER_LEASE_MS = 30000 }; /* silence of the coordinator that ends an epoch here: presumed abort */
+
+enum fl_status xfer_sink_create(struct fl_loop *l, struct xfer_port *port, const struct xfer_sink_opts *o,
+                                struct xfer_sink **out, struct fl_err *err); /* FL_EXISTS: the set */
+/* Weights offloaded: BEGIN is answered FL_AGAIN from now on. dropped: their bytes are gone, so is the
+ * version; the slot is handed back by done_with. FL_AGAIN: an epoch is under way here. */
+enum fl_status xfer_sink_offload(struct xfer_sink *s, bool dropped, struct fl_err *err);
+void xfer_sink_onload(struct xfer_sink *s);
+void xfer_sink_report(const struct xfer_sink *s, struct rx_report *out);
+/* What serves; NULL: nothing does. */
+const struct link_mem *xfer_sink_data(const struct xfer_sink *s, struct xfer_version *version);
+/* Ends what is under way; stopped is posted when all links are quiet. Then, and not before, destroy. */
+void xfer_sink_stop(struct xfer_sink *s, struct fl_task *stopped);
+void xfer_sink_destroy(struct xfer_sink *s); /* stopped, or never used; NULL is fine */
