@@ -33,7 +33,15 @@ struct link_key { /* what a peer needs to map it; descriptors ride on the same m
     uint32_t n_fds;
     int fds[WIRE_MAX_FDS]; /* more chunks than this: several keys */
 };
-struct link_seg { uint64_t from_off, to_off, bytes, first_atom; uint32_t tensor, atom_bytes; };
+struct link_seg { /* rows runs of one tensor; both sides and the whole tensor have their own step */
+    uint64_t from_off, to_off;   /* of the first run, in the two memories                       */
+    uint64_t first_byte;         /* of the first run in the whole tensor, for the digest        */
+    uint64_t run_bytes;          /* contiguous everywhere                                       */
+    uint64_t from_step, to_step; /* from one run to the next; not looked at with one row        */
+    uint64_t byte_step;
+    uint32_t rows, tensor; /* rows: at least 1 */
+};
+_Static_assert(sizeof(struct link_seg) == 64, "travels in plans");
 struct link_span { const struct link_mem *mem; uint64_t off, bytes; };
 struct link_op {
     struct fl_task back; /* posted by whichever thread saw the end */
@@ -62,6 +70,8 @@ struct link_ops {
                           struct link_mem *out, struct fl_err *err);
     void (*unmap)(struct link *k, struct link_mem *theirs);
 
+    /* segs, digests, both memories: lent until op is back. digests: one a segment, added to as the
+     * bytes pass; NULL: none. theirs: from map(), also of a link without LINK_MAP. */
     enum fl_status (*pull)(struct link *k, const struct link_mem *theirs,
                            const struct link_mem *mine, const struct link_seg *segs, size_t n,
                            uint64_t (*digests)[2], struct link_op *op, struct fl_err *err);
@@ -79,6 +89,26 @@ struct link_ops {
     void (*abort)(struct link *k, struct link_op *quiet);
     void (*close)(struct link *k);
 };
-extern const struct link_ops link_shm, link_cuda_ipc, link_nccl, link_tcp;
+extern const struct link_ops link_shm, link_tcp;
 extern const struct link_ops *const link_table[]; /* cheapest first */
+extern const size_t link_table_n;
+const struct link_ops *link_by_name(const char *name); /* NULL: none */
+
+/* This process's own place: boot id, namespaces; addr as given, "" or NULL: 127.0.0.1. */
+enum fl_status link_place_here(const char *addr, struct link_place *out, struct fl_err *err);
+
+/* Host memory for slots: sealed memfds that any link can share, touched on a pool thread before they
+ * are handed out (first touch runs at 1 GB/s), and kept for the next alloc of the same size. */
+struct link_pool;
+enum fl_status link_pool_create(struct fl_loop *l, uint64_t keep_bytes, struct link_pool **out,
+                                struct fl_err *err);
+/* out is written before op is back with FL_OK. The bytes of recycled memory are what they were. */
+enum fl_status link_pool_alloc(struct link_pool *p, uint64_t bytes, struct link_mem *out,
+                               struct link_op *op, struct fl_err *err);
+/* At once and untouched: for those who fill it themselves right away. */
+enum fl_status link_mem_alloc(uint64_t bytes, struct link_mem *out, struct fl_err *err);
+void link_pool_free(struct link_pool *p, struct link_mem *mem); /* kept, or given back past keep_bytes */
+void link_mem_free(struct link_mem *mem);                       /* given back; {0} is fine             */
+int link_mem_fd(const struct link_mem *mem);                    /* of ours; stays ours                 */
+void link_pool_destroy(struct link_pool *p); /* allocs in flight come back FL_CANCELLED first */
 

@@ -1,0 +1,55 @@
+/* transport/fmt/delta.h - versions of a set of weights as folders of changes on a shared disk
+ *
+ *   DIR/weight_v%06d/model-%05d-of-%05d.safetensors    changed tensors: compressed bytes as U8
+ *   DIR/weight_v%06d/model.safetensors.index.json      metadata: version, base_version, delta_encoding,
+ *                                                      compression_format, checksum_format; weight_map
+ *
+ * Before compression a tensor's change is, as delta_encoding says: "xor", the new bytes against the old ones;
+ * or "overwrite", u32 count, u32 element positions, values. Checksums of the new full tensors are in
+ * each file's metadata, and are compared before anything is activated. The index is renamed into place
+ * last: a folder without one is not there. A version without base_version is a base: whole tensors. */
+#pragma once
+#include "transport/fmt/safetensors.h"
+
+enum delta_encoding { DELTA_XOR, DELTA_OVERWRITE };
+const char *delta_encoding_name(enum delta_encoding e);
+enum { DELTA_NO_BASE = -1 };
+
+struct delta_source { /* one tensor at the writer: whole, in its own memory */
+    struct st_entry what;
+    const void *was; /* its bytes in the base version; NULL with a base */
+};
+struct delta_opts {
+    int64_t version, base_version; /* DELTA_NO_BASE: whole tensors */
+    enum delta_encoding encoding;
+    uint64_t file_bytes;          /* of compressed payload a file; 0: 1 GB */
+    const struct st_meta *extra;  /* more index metadata, e.g. the version's digest */
+    size_t n_extra;
+};
+struct delta_stats { uint64_t raw_bytes, written_bytes; size_t changed, total; };
+/* FL_EXISTS: that version is there already, whole. An unfinished one is removed and written anew. */
+enum fl_status delta_write(const char *dir, const struct delta_source *t, size_t n,
+                           const struct delta_opts *o, struct delta_stats *stats,
+                           struct fl_err *err);
+
+struct delta_version;
+/* Maps the files and checks index and headers. FL_NOT_FOUND: not there (yet). FL_CORRUPT, as read. */
+enum fl_status delta_open(const char *dir, int64_t version, struct delta_version **out,
+                          struct fl_err *err);
+int64_t delta_base_of(const struct delta_version *v); /* DELTA_NO_BASE */
+const char *delta_meta(const struct delta_version *v, const char *key);
+/* New bytes of one tensor into to (bytes long). was: its bytes in the base version, may be the same
+ * memory as to, and may be NULL for a base. A tensor that did not change is copied. FL_CORRUPT: the result's
+ * checksum differs; to is then not to be used. Any thread. */
+enum fl_status delta_apply(const struct delta_version *v, const struct st_entry *what,
+                           const void *was, void *to, struct fl_err *err);
+void delta_version_destroy(struct delta_version *v);
+FL_AUTO_DEFINE(delta_version)
+
+/* A host's own full copy in local_dir (safetensors, and a marker with the version), brought to version:
+ * walks bases and deltas, checks every tensor before it counts, replaces by rename, and may be repeated or interrupted
+ * at any point. One holder at a time (lock file). FL_STALE: the copy is newer already. */
+enum fl_status delta_pull(const char *dir, const char *local_dir, int64_t version,
+                          struct fl_err *err);
+/* The version of a local copy, DELTA_NO_BASE if there is none. */
+int64_t delta_local_version(const char *local_dir);
