@@ -86,7 +86,6 @@ struct furlong_update {
     uint32_t slots;        /* 0: two where memory allows; 1: one slot, engines are DIRTY meanwhile */
     uint64_t bucket_bytes; /* 0: 512 MiB */
     const char *dir;       /* disk-delta: a folder that all nodes see */
-    bool check_equal;      /* share: engines read the bytes too, not the plan's hash alone */
 };
 struct furlong_report {
     uint64_t version, digest[2], bytes, move_ns, pause_ns, predicted_ns;

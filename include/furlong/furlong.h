@@ -153,15 +153,17 @@ struct furlong_weights_opts {
     uint32_t slots;       /* 0: two where memory allows; 1: the old version is given up early */
     bool fixed_addresses; /* captured graphs: commit remaps; 12 ms for 16 GiB on an H200      */
     void *stream;         /* CUstream that the program's kernels run on; NULL: host memory    */
+    bool check_equal;     /* engine: read all bytes once more and compare before they serve   */
 };
 /* Trainer. Between publish and the next begin the memory is frozen: engines read it. begin asks the
  * coordinator (the driver) and returns when nobody reads what will be written: with one slot, when
- * every engine that maps it has become DIRTY. After begin the memory of furlong_weights_data() holds
- * what was published last, ready to be changed in part or whole.
+ * every engine that maps it has become DIRTY. After begin furlong_weights_data() is to be written
+ * whole: with two slots it holds something older than furlong_weights_last(). A new offer is begun:
+ * its first publish needs no begin.
  *
  * t               copied; sorted by name inside, the indexes stay the caller's
  * FL_TIMEOUT      begin: names who still reads
- * FL_STALE        begin, publish: version is not above the one published last
+ * FL_INVALID      begin: begun already; publish: another version than the one begun
  * FL_EXHAUSTED    offer: no memory for the slots; err says how much */
 enum fl_status furlong_weights_offer(struct furlong *f, const char *set,
                                      const struct furlong_tensor *t, size_t n,
@@ -177,14 +179,17 @@ enum fl_status furlong_weights_accept(struct furlong *f, const char *set,
                                       const struct furlong_tensor *t, size_t n,
                                       const struct furlong_weights_opts *o,
                                       struct furlong_weights **out, struct fl_err *err);
-/* Answers c. FL_STALE: the epoch is over, the version before serves on; c is answered all the same. */
+/* Answers c, which cannot be refused: furlong_reply() and furlong_refuse() do the same. */
 enum fl_status furlong_weights_commit(struct furlong_weights *w, struct furlong_call *c,
                                       struct fl_err *err);
 /* Both. data: trainer, where the version in hand is written; engine, the version that serves, NULL
- * while none does (before the first commit, while offloaded, in a one-slot update). version: the same
- * version; FURLONG_NO_VERSION while there is none. digest may be NULL; a trainer knows it after publish. */
+ * while none does (before the first commit; from the answer to OFFLOAD or to a one-slot PAUSE to the
+ * next commit). last: trainer, the version published last; engine, as data. version: trainer, the one
+ * published last; engine, the one that serves; FURLONG_NO_VERSION: none. digest (may be NULL): of all
+ * ranks' tensors together, so an engine knows it and one trainer rank does not: zeros. */
 #define FURLONG_NO_VERSION UINT64_MAX
 void *furlong_weights_data(const struct furlong_weights *w, size_t i);
+const void *furlong_weights_last(const struct furlong_weights *w, size_t i);
 uint64_t furlong_weights_version(const struct furlong_weights *w, uint64_t digest[2]);
 void furlong_weights_drop(struct furlong_weights *w); /* leaves the plane; waits until the links are quiet */
 
@@ -211,6 +216,8 @@ enum fl_status furlong_arena_alloc(struct furlong *f, enum furlong_tag tag, int 
                                    size_t bytes, void **out, struct fl_err *err);
 void furlong_arena_free(struct furlong *f, void *p); /* NULL is fine */
 /* How the tags are offloaded. Default: weights, kv and graph KEEP_NOT, optimizer and default KEEP_IN.
+ * Accepted weights go with their tag: with KEEP_NOT the version is gone and the engine serves nothing
+ * until the next commit, else they stay in place. Offered weights always stay: engines read them.
  * folder: for KEEP_DISK, NULL: run_dir. */
 enum fl_status furlong_arena_keep(struct furlong *f, uint32_t tags, enum furlong_keep how,
                                   const char *folder, struct fl_err *err);

@@ -1,0 +1,58 @@
+/* worker/client/client.h - the inside of libfurlong: who owns what, and on which thread
+ *
+ * One thread runs the loop and owns every socket, peer, weight set and member list. The program's
+ * threads own nothing of that: they fill an object, post it, and wait on it (sync.h). What both
+ * sides touch lies behind one mutex each: the inbox (inbox.h), the arena, the table of metrics, the
+ * members that a driver looks at. No lock is held while another is taken. */
+#pragma once
+#include <pthread.h>
+#include <furlong/driver.h>
+#include "common/base/base.h"
+#include "common/base/loop.h"
+#include "transport/call/call.h"
+#include "worker/client/arena.h"
+#include "worker/client/inbox.h"
+#include "worker/client/seat.h"
+
+enum {
+    CLIENT_JOIN_MS = 30000,       /* the daemon's answer to WORKER_READY               */
+    CLIENT_AWAY_MS = 300000,      /* default of FURLONG_DAEMON_AWAY_MS                 */
+    CLIENT_LEAVE_MS = 5000,       /* what is still on its way when a program leaves    */
+    CLIENT_RETRY_MIN_MS = 20,     /* asking the directory again: doubles from here ... */
+    CLIENT_RETRY_MAX_MS = 500,    /* ... to here                                       */
+    CLIENT_CONNECT_MS = 5000,     /* one connection and its HELLO                      */
+    CLIENT_SPARE_BLOB = 64 << 10, /* replies up to here are copied instead of waited for */
+    CLIENT_PEERS_MAX = 65536
+};
+
+struct client_uplink;
+struct client_peers;
+struct client_watch;  /* metrics, progress, step records */
+struct client_driver; /* members, groups, planes         */
+struct xfer_port;
+
+struct furlong {
+    struct client_seat seat;
+    struct fl_loop *loop;
+    pthread_t thread;
+    bool thread_up;
+    struct inbox inbox;
+    struct arena arena;
+    struct client_uplink *up;
+    struct client_peers *peers;
+    struct client_watch *watch;
+    struct client_driver *driver; /* NULL: this is no driver */
+    struct xfer_port *port;
+    struct furlong_weights *sets; /* loop thread */
+};
+
+/* join.c: for tests, that seat several programs in one process. */
+enum fl_status client_join(struct client_seat *seat_take, struct furlong **out, struct fl_err *err);
+
+/* here.c: false in a forked child; err gets the sentence. f is looked at in the child's copy alone. */
+void client_here_mark(void);
+enum fl_status client_here(const struct furlong *f, struct fl_err *err);
+
+/* Blobs and answers: 64-byte aligned, huge pages from 4 MiB on; bytes as given to alloc. */
+void *client_blob_alloc(uint64_t bytes);
+void client_blob_free(void *blob, uint64_t bytes);
