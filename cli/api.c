@@ -1,0 +1,199 @@
+#include "cli/api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/daemons.h"
+#include "common/base/file.h"
+#include "common/base/str.h"
+
+static enum fl_status from_address(const char *address, char url[CLI_URL_BYTES], struct fl_err *err)
+{
+    struct fl_str s = { url, 0, CLI_URL_BYTES, CLI_URL_BYTES - 1, false, false };
+    const char *rest = address, *scheme = "http://";
+
+    if (strncmp(address, "http://", 7) == 0)
+        rest += 7;
+    else if (strncmp(address, "https://", 8) == 0)
+        scheme = "https://", rest += 8;
+    size_t len = strcspn(rest, "/");
+
+    if (!strchr(rest, ':') || len == 0 || strstr(rest, "://"))
+        return fl_fail(err, FL_INVALID,
+                       "address '%s': HOST:PORT or http://HOST:PORT of the head's HTTP side is wanted "
+                       "(8265 by default)", address);
+    fl_str_add(&s, "%s%.*s", scheme, (int)len, rest);
+    return s.cut ? fl_fail(err, FL_INVALID, "address '%.40s...' is too long", address) : FL_OK;
+}
+
+static enum fl_status from_here(char url[CLI_URL_BYTES], struct fl_err *err)
+{
+    struct cli_daemon *all;
+    struct fl_str list = FL_STR_HEAP(160);
+    size_t n, heads = 0;
+    enum fl_status st = cli_daemons_find(&all, &n, err);
+
+    if (st != FL_OK)
+        return st;
+    for (size_t i = 0; i < n && st == FL_OK; i++)
+        if (all[i].kind == 'h' && !all[i].private) {
+            const char *http = cli_text(all[i].info, "http");
+
+            fl_str_add(&list, "%s%s", heads++ ? ", " : "", http);
+            st = from_address(http, url, err);
+        }
+    cli_daemons_free(all, n);
+    if (st == FL_OK && heads == 0)
+        st = fl_fail(err, FL_NOT_FOUND,
+                     "no cluster: no head runs here, and neither --address, FURLONG_ADDRESS nor "
+                     "RAY_ADDRESS names one; start one with: furlong start --head");
+    else if (st == FL_OK && heads > 1)
+        st = fl_fail(err, FL_INVALID, "%zu heads run here (%s): say which with --address", heads,
+                     fl_str_text(&list));
+    fl_str_fini(&list);
+    return st;
+}
+
+/* A cluster that asks for no token does not mind one; one that does names what is missing. */
+static void find_token(char *out, size_t cap)
+{
+    const char *path = getenv("FURLONG_TOKEN_PATH"), *given = getenv("RAY_AUTH_TOKEN");
+    char at[FL_PATH_MAX], *text = NULL;
+    size_t len;
+
+    *out = 0;
+    if (given && *given) {
+        (void)fl_copy(out, cap, given);
+        return;
+    }
+    if (path && *path)
+        (void)fl_copy(at, sizeof(at), path);
+    else if (fl_state_dir(NULL, at, NULL) != FL_OK ||
+             fl_copy(at + strlen(at), sizeof(at) - strlen(at), "/token") != strlen("/token"))
+        return;
+    if (fl_file_read(at, 1024, &text, &len, NULL) != FL_OK)
+        return;
+    text[strcspn(text, " \t\r\n")] = 0;
+    (void)fl_copy(out, cap, text);
+    free(text);
+}
+
+enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, struct fl_err *err)
+{
+    static const char *const names[] = { "FURLONG_ADDRESS", "RAY_ADDRESS" };
+    struct cli_cluster c = { 0 };
+
+    for (size_t i = 0; i < 2 && !(address && *address); i++)
+        address = getenv(names[i]);
+    if (address && *address && strcmp(address, "auto") != 0)
+        FL_TRY(from_address(address, c.url, err));
+    else
+        FL_TRY(from_here(c.url, err));
+    find_token(c.token, sizeof(c.token));
+    *out = c;
+    return FL_OK;
+}
+
+static enum fl_status status_of(unsigned http)
+{
+    switch (http) {
+    case 400: return FL_INVALID;
+    case 401: case 403: return FL_DENIED;
+    case 404: return FL_NOT_FOUND;
+    case 408: case 504: return FL_TIMEOUT;
+    case 409: return FL_EXISTS;
+    case 413: case 429: case 507: return FL_EXHAUSTED;
+    case 501: return FL_UNSUPPORTED;
+    case 503: return FL_UNREACHABLE;
+    default: return http < 500 ? FL_INVALID : FL_INTERNAL;
+    }
+}
+
+static enum fl_status explain(const struct cli_cluster *c, const char *path,
+                              const struct http_answer *a, struct fl_err *err)
+{
+    json_t *o = json_loadb(a->body, a->body_len, JSON_REJECT_DUPLICATES, NULL);
+    const char *said = cli_text(o, "error");
+    enum fl_status st = status_of(a->status);
+
+    if (*said)
+        (void)fl_fail(err, st, "%s", said);
+    else
+        (void)fl_fail(err, st, "%s%s answered %u: %.160s", c->url, path, a->status,
+                      a->body_len ? a->body : "(nothing)");
+    json_decref(o);
+    return st;
+}
+
+enum fl_status cli_fetch(const struct cli_cluster *c, const char *method, const char *path,
+                         const json_t *body, uint32_t timeout_ms, struct http_answer *out,
+                         struct fl_err *err)
+{
+    char url[CLI_URL_BYTES + 512], bearer[128];
+    const char *headers[3] = { 0 };
+    size_t n = 0;
+    char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+    struct fl_str u = FL_STR_ON(url);
+
+    fl_str_add(&u, "%s%s", c->url, path);
+    if (u.cut || (body && !text)) {
+        free(text);
+        return fl_fail(err, FL_INVALID, "request to %.80s...: too long", c->url);
+    }
+    if (body)
+        headers[n++] = "Content-Type: application/json";
+    if (*c->token) {
+        struct fl_str b = FL_STR_ON(bearer);
+
+        fl_str_add(&b, "Authorization: Bearer %s", c->token);
+        headers[n++] = bearer;
+    }
+    struct http_ask ask = { .method = method, .url = url, .headers = headers,
+                            .body = { text, text ? strlen(text) : 0 }, .timeout_ms = timeout_ms };
+    enum fl_status st = http_fetch(&ask, out, err);
+
+    free(text);
+    if (st != FL_OK)
+        return fl_wrap(err, st, "head at %s", c->url);
+    if (out->status >= 400) {
+        st = explain(c, path, out, err);
+        http_answer_fini(out);
+    }
+    return st;
+}
+
+enum fl_status cli_call(const struct cli_cluster *c, const char *method, const char *path,
+                        const json_t *body, uint32_t timeout_ms, json_t **out, struct fl_err *err)
+{
+    struct http_answer a = { 0 };
+    json_error_t bad;
+    json_t *o;
+
+    FL_TRY(cli_fetch(c, method, path, body, timeout_ms, &a, err));
+    o = json_loadb(a.body, a.body_len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &bad);
+    http_answer_fini(&a);
+    if (!o)
+        return fl_fail(err, FL_CORRUPT, "%s%s answered what is not JSON: %s", c->url, path, bad.text);
+    if (out)
+        *out = o;
+    else
+        json_decref(o);
+    return FL_OK;
+}
+
+const char *cli_text(const json_t *o, const char *name)
+{
+    const char *t = json_string_value(json_object_get(o, name));
+
+    return t ? t : "";
+}
+
+int64_t cli_int(const json_t *o, const char *name)
+{
+    return json_integer_value(json_object_get(o, name));
+}
+
+double cli_real(const json_t *o, const char *name)
+{
+    return json_number_value(json_object_get(o, name));
+}

@@ -1,0 +1,35 @@
+/* cli/api.h - which cluster is meant, and one request to its head */
+#pragma once
+#include <jansson.h>
+
+#include "common/base/base.h"
+#include "transport/http/http.h"
+
+enum { CLI_URL_BYTES = 256 };
+struct cli_cluster {
+    char url[CLI_URL_BYTES]; /* http://HOST:PORT, no slash at the end */
+    char token[80];          /* "" when there is none to show         */
+};
+
+/* The cluster that address names, else FURLONG_ADDRESS, else RAY_ADDRESS, else the head that runs here.
+ *
+ * address        "http://HOST:PORT", "HOST:PORT", "auto" (the head that runs here) or NULL
+ * FL_NOT_FOUND   none is named and none runs here (private ones of other runs do not count)
+ * FL_INVALID     not an address, or several heads run here: err lists them */
+enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, struct fl_err *err);
+
+/* One request, one JSON answer. path begins with /; body is borrowed, NULL: a GET unless method says.
+ *
+ * *out (NULL: not wanted) is the caller's to json_decref(). An answer with an error becomes the status
+ * that fits it, its sentence is err's: FL_NOT_FOUND 404, FL_DENIED 401 and 403, FL_EXISTS 409, ... */
+enum fl_status cli_call(const struct cli_cluster *c, const char *method, const char *path,
+                        const json_t *body, uint32_t timeout_ms, json_t **out, struct fl_err *err);
+/* The same with the answer as it came: http_answer_fini(out). Errors as above. */
+enum fl_status cli_fetch(const struct cli_cluster *c, const char *method, const char *path,
+                         const json_t *body, uint32_t timeout_ms, struct http_answer *out,
+                         struct fl_err *err);
+
+/* Members of answers: "" and 0 where they are absent or of another type. */
+const char *cli_text(const json_t *o, const char *name);
+int64_t cli_int(const json_t *o, const char *name);
+double cli_real(const json_t *o, const char *name);

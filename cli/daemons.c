@@ -1,0 +1,241 @@
+#include "cli/daemons.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/fault.h"
+
+extern char **environ;
+enum { READY_FD = 3, READY_BYTES = 16 << 10, INFO_BYTES = 64 << 10, MAX_DAEMONS = 256 };
+
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_BOOTTIME, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* posix_spawn hands down blocked and ignored signals unless told otherwise, and descriptors that
+ * another thread opened a moment ago: both are cut here. */
+static enum fl_status spawn(const char *path, char *const *argv, const char *log, int ready,
+                            pid_t *pid, struct fl_err *err)
+{
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t how;
+    sigset_t none, all;
+    int rc;
+
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawn_file_actions_init(&files);
+    posix_spawnattr_init(&how);
+    posix_spawnattr_setflags(&how,
+                             POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setsigmask(&how, &none);
+    posix_spawnattr_setsigdefault(&how, &all);
+    rc = posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+    if (!rc)
+        rc = posix_spawn_file_actions_addopen(&files, 1, log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (!rc)
+        rc = posix_spawn_file_actions_adddup2(&files, 1, 2);
+    if (!rc)
+        rc = posix_spawn_file_actions_adddup2(&files, ready, READY_FD);
+    if (!rc)
+        rc = posix_spawn_file_actions_addclosefrom_np(&files, READY_FD + 1);
+    if (!rc)
+        rc = posix_spawn(pid, path, &files, &how, argv, environ);
+    posix_spawnattr_destroy(&how);
+    posix_spawn_file_actions_destroy(&files);
+    errno = rc;
+    return rc ? fl_fail_errno(err, "start %s", path) : FL_OK;
+}
+
+static enum fl_status read_ready(const char *program, const char *log, int fd, uint32_t wait_ms,
+                                 json_t **ready, struct fl_err *err)
+{
+    uint64_t due = now_ms() + wait_ms;
+    char line[READY_BYTES];
+    size_t len = 0;
+    json_error_t bad;
+
+    for (;;) {
+        uint64_t now = now_ms();
+        struct pollfd p = { .fd = fd, .events = POLLIN };
+        ssize_t n;
+
+        if (poll(&p, 1, now < due ? (int)(due - now) : 0) == 0)
+            return fl_fail(err, FL_TIMEOUT, "%s was not ready within %u ms; its log is %s", program,
+                           wait_ms, log);
+        n = read(fd, line + len, sizeof(line) - 1 - len);
+        if (n < 0 && errno != EINTR)
+            return fl_fail_errno(err, "wait for %s", program);
+        if (n == 0)
+            break;
+        len += n > 0 ? (size_t)n : 0;
+        if (len == sizeof(line) - 1)
+            break;
+    }
+    line[len] = 0;
+    *ready = json_loads(line, JSON_REJECT_DUPLICATES, &bad);
+    if (!*ready)
+        return fl_fail(err, FL_INTERNAL, "%s ended before it was ready; its log is %s", program, log);
+    const char *said = json_string_value(json_object_get(*ready, "error"));
+    if (said) {
+        enum fl_status st = fl_fail(err, FL_INVALID, "%s", said);
+
+        json_decref(*ready);
+        *ready = NULL;
+        return st;
+    }
+    return FL_OK;
+}
+
+/* The folder has its name from an id that only the daemon knows: the log moves in once it has said. */
+static enum fl_status keep_log(const json_t *ready, const char *runtime, const char *log,
+                               struct fl_err *err)
+{
+    const char *node = json_string_value(json_object_get(ready, "node"));
+    const char *id = node ? node : json_string_value(json_object_get(ready, "cluster"));
+    char to[FL_PATH_MAX];
+
+    if (!id)
+        return fl_fail(err, FL_INTERNAL, "the daemon did not say who it is; its log is %s", log);
+    FL_TRY(fl_path(to, err, "%s/%c-%.8s/%s.log", runtime, node ? 'n' : 'h', id,
+                   node ? "node" : "head"));
+    if (rename(log, to) < 0)
+        return fl_fail_errno(err, "move %s to %s", log, to);
+    return FL_OK;
+}
+
+enum fl_status cli_daemon_start(const char *program, const char *const *args, uint32_t wait_ms,
+                                json_t **ready, struct fl_err *err)
+{
+    char path[FL_PATH_MAX], runtime[FL_PATH_MAX], log[FL_PATH_MAX];
+    const char *argv[64] = { program, "--ready-fd=3" };
+    size_t n = 2;
+    int fds[2];
+    pid_t pid;
+
+    FL_TRY(fl_program_path(program, path, err));
+    FL_TRY(fl_runtime_dir(NULL, runtime, err));
+    FL_TRY(fl_path(log, err, "%s/%s.%d.log", runtime, program, (int)getpid()));
+    while (*args && n < sizeof(argv) / sizeof(*argv) - 1)
+        argv[n++] = *args++;
+    if (*args)
+        return fl_fail(err, FL_INVALID, "%s: more than %zu arguments", program, n);
+    if (FL_FAULT("cli.spawn") || pipe2(fds, O_CLOEXEC) < 0)
+        return fl_fail_errno(err, "pipe to %s", program);
+
+    enum fl_status st = spawn(path, (char *const *)argv, log, fds[1], &pid, err);
+
+    close(fds[1]);
+    if (st == FL_OK)
+        st = read_ready(program, log, fds[0], wait_ms, ready, err);
+    close(fds[0]);
+    return st == FL_OK ? keep_log(*ready, runtime, log, err) : st;
+}
+
+static int heads_first(const void *a, const void *b)
+{
+    const struct cli_daemon *x = a, *y = b;
+
+    return x->kind != y->kind ? x->kind - y->kind : strcmp(x->dir, y->dir);
+}
+
+/* False: no such file, not ours to read, or of a process that is gone. */
+static bool look_at(const char *runtime, const char *name, struct cli_daemon *d)
+{
+    char file[FL_PATH_MAX], *text;
+    size_t len;
+
+    *d = (struct cli_daemon){ .kind = name[0] };
+    if (fl_path(d->dir, NULL, "%s/%s", runtime, name) != FL_OK ||
+        fl_path(file, NULL, "%s/%s.json", d->dir, d->kind == 'h' ? "head" : "node") != FL_OK ||
+        fl_file_read(file, INFO_BYTES, &text, &len, NULL) != FL_OK)
+        return false;
+    d->info = json_loadb(text, len, JSON_REJECT_DUPLICATES, NULL);
+    free(text);
+    d->pid = (pid_t)json_integer_value(json_object_get(d->info, "pid"));
+    d->start_time = (uint64_t)json_integer_value(json_object_get(d->info, "start_time"));
+    d->private = json_is_true(json_object_get(d->info, "private"));
+    if (d->pid > 0 && fl_pid_alive(d->pid, d->start_time))
+        return true;
+    json_decref(d->info);
+    return false;
+}
+
+enum fl_status cli_daemons_find(struct cli_daemon **out, size_t *n, struct fl_err *err)
+{
+    char runtime[FL_PATH_MAX];
+    struct cli_daemon *all;
+    size_t used = 0;
+    DIR *dir;
+
+    FL_TRY(fl_runtime_dir(NULL, runtime, err));
+    dir = opendir(runtime);
+    if (!dir)
+        return fl_fail_errno(err, "open %s", runtime);
+    all = calloc(MAX_DAEMONS, sizeof(*all));
+    for (struct dirent *e; all && (e = readdir(dir)) && used < MAX_DAEMONS;)
+        if ((e->d_name[0] == 'h' || e->d_name[0] == 'n') && e->d_name[1] == '-')
+            used += look_at(runtime, e->d_name, &all[used]);
+    closedir(dir);
+    if (!all)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for the list of daemons");
+    qsort(all, used, sizeof(*all), heads_first);
+    *out = all;
+    *n = used;
+    return FL_OK;
+}
+
+void cli_daemons_free(struct cli_daemon *d, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        json_decref(d[i].info);
+    free(d);
+}
+
+static bool ended_within(int pidfd, uint32_t ms)
+{
+    struct pollfd p = { .fd = pidfd, .events = POLLIN };
+    int rc;
+
+    do
+        rc = poll(&p, 1, (int)ms);
+    while (rc < 0 && errno == EINTR);
+    return rc > 0;
+}
+
+enum fl_status cli_daemon_end(const struct cli_daemon *d, uint32_t term_ms, struct fl_err *err)
+{
+    const char *what = d->kind == 'h' ? "head" : "worker daemon";
+    int fd = pidfd_open(d->pid, 0);
+    enum fl_status st = FL_OK;
+
+    if (fd < 0)
+        return errno == ESRCH ? FL_OK : fl_fail_errno(err, "open the %s, pid %d", what, (int)d->pid);
+    if (!fl_pid_alive(d->pid, d->start_time)) { /* the number may belong to another by now */
+        close(fd);
+        return FL_OK;
+    }
+    if (pidfd_send_signal(fd, SIGTERM, NULL, 0) < 0 && errno != ESRCH)
+        st = fl_fail_errno(err, "stop the %s, pid %d", what, (int)d->pid);
+    else if (!ended_within(fd, term_ms)) {
+        (void)pidfd_send_signal(fd, SIGKILL, NULL, 0); /* may have ended just now */
+        if (!ended_within(fd, 5000))
+            st = fl_fail(err, FL_TIMEOUT, "the %s, pid %d, does not end, even when killed", what,
+                         (int)d->pid);
+    }
+    close(fd);
+    return st;
+}

@@ -1,0 +1,33 @@
+/* cli/daemons.h - starting our daemons, finding those that run here, ending them */
+#pragma once
+#include <sys/types.h>
+
+#include <jansson.h>
+
+#include "common/base/base.h"
+#include "common/base/file.h"
+
+struct cli_daemon { /* a head or a node of this user on this machine, by its json file */
+    char kind;      /* 'h' head, 'n' node                                             */
+    pid_t pid;
+    uint64_t start_time;
+    bool private;
+    char dir[FL_PATH_MAX];
+    json_t *info; /* the file; owned */
+};
+
+/* Start program (found beside ours) as leader of a session of its own, standard streams on a log
+ * in the runtime folder, and wait for the line on its --ready-fd.
+ *
+ * argv        without the program's name and --ready-fd, NULL-terminated
+ * *ready      its json file; the caller's to json_decref()
+ * err         the daemon's own sentence when it did not come up; FL_TIMEOUT names the log file */
+enum fl_status cli_daemon_start(const char *program, const char *const *argv, uint32_t wait_ms,
+                                json_t **ready, struct fl_err *err);
+
+/* Those that really run, heads first. *out: free each with cli_daemons_free(). */
+enum fl_status cli_daemons_find(struct cli_daemon **out, size_t *n, struct fl_err *err);
+void cli_daemons_free(struct cli_daemon *d, size_t n);
+
+/* SIGTERM, then SIGKILL when term_ms is over; waits for its end through a pidfd. */
+enum fl_status cli_daemon_end(const struct cli_daemon *d, uint32_t term_ms, struct fl_err *err);

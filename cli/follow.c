@@ -1,0 +1,280 @@
+#include "cli/follow.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/table.h"
+#include "common/base/loop.h"
+#include "common/base/str.h"
+
+enum { POLL_MS = 20000, ASK_MS = 30000, BACK_OFF_MS = 200, STOP_MS = 10000, BAR_CELLS = 24 };
+
+/* One of the two things that are read to their end: the log's bytes and the step records. */
+struct reader {
+    struct follow *f;
+    struct http_call call;
+    struct fl_timer again;
+    bool over;
+    uint64_t next;
+    void (*take)(struct reader *r, const struct http_answer *a);
+    const char *what, *query; /* "log", "offset" */
+};
+struct follow {
+    const struct cli_cluster *c;
+    const char *job;
+    const struct cli_follow *how;
+    struct fl_loop *loop;
+    struct http_client *client;
+    struct reader log, steps;
+    struct http_call stop;
+    unsigned interrupts;
+    uint64_t away_since_ns; /* 0: the head answers */
+    bool head_away_said, bar_drawn, line_open;
+    char *state;
+    int exit_code;
+    bool stop_sent;
+    enum fl_status st;
+    struct fl_err err;
+};
+
+static bool ended(const char *state)
+{
+    return strcmp(state, "SUCCEEDED") == 0 || strcmp(state, "FAILED") == 0 ||
+           strcmp(state, "STOPPED") == 0;
+}
+
+static void give_up(struct follow *f, enum fl_status st)
+{
+    f->st = st;
+    fl_loop_stop(f->loop);
+}
+
+/* ==== what is shown ================================================================================ */
+static void bar_clear(struct follow *f)
+{
+    if (f->bar_drawn)
+        fputs("\r\033[K", stderr);
+    f->bar_drawn = false;
+}
+
+static void bar_draw(struct follow *f, const json_t *step)
+{
+    int64_t done = cli_int(step, "step") + 1, total = f->how->total;
+    char left[24] = "";
+
+    if (!f->how->bar || total <= 0 || f->line_open)
+        return;
+    double seconds = cli_real(step, "perf/step_time");
+
+    fputs("\r\033[K[", stderr);
+    for (int64_t i = 0; i < BAR_CELLS; i++)
+        fputc(i < done * BAR_CELLS / total ? '#' : '.', stderr);
+    fprintf(stderr, "] step %lld of %lld, reward %.3f, %s left", (long long)done, (long long)total,
+            cli_real(step, "reward_mean"), cli_duration(left, seconds * (double)(total - done)));
+    fflush(stderr);
+    f->bar_drawn = true;
+}
+
+static void take_log(struct reader *r, const struct http_answer *a)
+{
+    struct follow *f = r->f;
+    char text[32];
+    const char *next = http_answer_header(a, "x-furlong-offset", text, sizeof(text));
+    FILE *to = f->how->show == CLI_SHOW_LOG ? stdout : stderr;
+    uint64_t at = next ? strtoull(next, NULL, 10) : r->next + a->body_len;
+
+    if (a->body_len && f->how->show != CLI_SHOW_NONE) {
+        bar_clear(f);
+        fwrite(a->body, 1, a->body_len, to);
+        fflush(to);
+        f->line_open = a->body[a->body_len - 1] != '\n';
+    }
+    next = http_answer_header(a, "x-furlong-state", text, sizeof(text));
+    r->over = next && ended(next) && at == r->next;
+    r->next = at;
+}
+
+static void take_steps(struct reader *r, const struct http_answer *a)
+{
+    struct follow *f = r->f;
+    json_t *o = json_loadb(a->body, a->body_len, JSON_REJECT_DUPLICATES, NULL), *step;
+    const char *state = cli_text(o, "state");
+    uint64_t next = (uint64_t)cli_int(o, "next");
+    size_t i;
+
+    json_array_foreach(json_object_get(o, "steps"), i, step) {
+        if (f->how->show == CLI_SHOW_STEPS) {
+            json_dumpf(step, stdout, JSON_COMPACT);
+            fputc('\n', stdout);
+            fflush(stdout);
+        }
+        bar_draw(f, step);
+    }
+    if (*state)
+        (void)fl_copy(f->state, 16, state);
+    r->over = ended(state) && json_array_size(json_object_get(o, "steps")) == 0;
+    if (r->over)
+        f->exit_code = (int)cli_int(o, "exit_code");
+    r->next = next > r->next ? next : r->next;
+    json_decref(o);
+}
+
+/* ==== asking again and again ======================================================================= */
+static void ask(struct reader *r);
+
+static void away(struct reader *r, const struct fl_err *err)
+{
+    struct follow *f = r->f;
+    uint64_t now = fl_loop_now_ns(f->loop);
+
+    if (!f->away_since_ns)
+        f->away_since_ns = now;
+    if (!f->head_away_said && now - f->away_since_ns > 2000000000u) {
+        bar_clear(f);
+        fprintf(stderr, "furlong: the head at %s does not answer; the job goes on, waiting for it\n",
+                f->c->url);
+        f->head_away_said = true;
+    }
+    if ((now - f->away_since_ns) / 1000000 > f->how->away_max_ms) {
+        (void)fl_fail(&f->err, FL_UNREACHABLE,
+                      "the head at %s has been away for %u s (%.120s); the job goes on without a "
+                      "watcher: furlong job logs --follow %s", f->c->url, f->how->away_max_ms / 1000,
+                      err->text, f->job);
+        give_up(f, FL_UNREACHABLE);
+        return;
+    }
+    fl_timer_arm_in(f->loop, &r->again, BACK_OFF_MS);
+}
+
+static void on_again(struct fl_timer *t, uint64_t now_ns)
+{
+    (void)now_ns;
+    ask(container_of(t, struct reader, again));
+}
+
+static void on_answer(struct http_call *call, enum fl_status st, struct http_answer *a,
+                      const struct fl_err *err)
+{
+    struct reader *r = container_of(call, struct reader, call);
+    struct follow *f = r->f;
+
+    if (st == FL_CANCELLED)
+        return;
+    if (st != FL_OK || a->status >= 500) {
+        struct fl_err e = { .text = "it answers with an error of its own" };
+
+        away(r, st != FL_OK ? err : &e);
+        return;
+    }
+    f->away_since_ns = 0;
+    f->head_away_said = false;
+    if (a->status >= 400) {
+        (void)fl_fail(&f->err, FL_NOT_FOUND, "the head at %s answers %u for job %s: %.120s", f->c->url,
+                      a->status, f->job, a->body ? a->body : "");
+        give_up(f, FL_NOT_FOUND);
+        return;
+    }
+    r->take(r, a);
+    if (!r->over)
+        ask(r);
+    else if (f->log.over && f->steps.over)
+        give_up(f, FL_OK);
+}
+
+static void ask(struct reader *r)
+{
+    struct follow *f = r->f;
+    char url[CLI_URL_BYTES + 256], bearer[128] = "Authorization: Bearer ";
+    struct fl_str u = FL_STR_ON(url);
+    const char *headers[] = { bearer, NULL };
+
+    fl_str_add(&u, "%s/api/furlong/jobs/%s/%s?%s=%llu&wait_ms=%d", f->c->url, f->job, r->what,
+               r->query, (unsigned long long)r->next, POLL_MS);
+    (void)fl_copy(bearer + strlen(bearer), sizeof(bearer) - strlen(bearer), f->c->token);
+    struct http_ask a = { .url = url, .headers = *f->c->token ? headers : NULL, .timeout_ms = ASK_MS };
+    struct fl_err err = { 0 };
+
+    if (http_start(f->client, &a, &r->call, &err) != FL_OK)
+        away(r, &err);
+}
+
+/* ==== Ctrl-C ======================================================================================= */
+static void on_stop_answer(struct http_call *call, enum fl_status st, struct http_answer *a,
+                           const struct fl_err *err)
+{
+    struct follow *f = container_of(call, struct follow, stop);
+
+    f->stop_sent = false;
+    if (st == FL_OK && a->status < 400)
+        return;
+    fprintf(stderr, "furlong: job %s was not stopped: %s; press Ctrl-C again to leave it running\n",
+            f->job, st != FL_OK ? err->text : "the head refused");
+}
+
+static void on_signal(void *arg, int signal, int from_pid)
+{
+    struct follow *f = arg;
+    char url[CLI_URL_BYTES + 128], bearer[128] = "Authorization: Bearer ";
+    struct fl_str u = FL_STR_ON(url);
+    const char *headers[] = { bearer, NULL };
+    struct fl_err err = { 0 };
+
+    (void)signal;
+    (void)from_pid;
+    bar_clear(f);
+    if (f->interrupts++ > 0) {
+        (void)fl_fail(&f->err, FL_CANCELLED, "no longer waiting for job %s, which was asked to stop",
+                      f->job);
+        give_up(f, FL_CANCELLED);
+        return;
+    }
+    fprintf(stderr, "furlong: stopping job %s; press Ctrl-C again to stop waiting for it\n", f->job);
+    fl_str_add(&u, "%s/api/jobs/%s/stop", f->c->url, f->job);
+    (void)fl_copy(bearer + strlen(bearer), sizeof(bearer) - strlen(bearer), f->c->token);
+    struct http_ask a = { .method = "POST", .url = url, .headers = *f->c->token ? headers : NULL,
+                          .timeout_ms = STOP_MS };
+
+    f->stop_sent = http_start(f->client, &a, &f->stop, &err) == FL_OK;
+    if (!f->stop_sent)
+        fprintf(stderr, "furlong: %s\n", err.text);
+}
+
+enum fl_status cli_follow(const struct cli_cluster *c, const char *job, const struct cli_follow *how,
+                          int *exit_code, char state[16], struct fl_err *err)
+{
+    static const int signals[] = { SIGINT, SIGTERM };
+    struct follow f = { .c = c, .job = job, .how = how, .state = state };
+    struct fl_signals *sig = NULL;
+    enum fl_status st = fl_loop_create(NULL, &f.loop, err);
+
+    f.log = (struct reader){ .f = &f, .call = { .done = on_answer }, .again = { .fire = on_again },
+                             .take = take_log, .what = "log", .query = "offset",
+                             .over = how->show == CLI_SHOW_NONE };
+    f.steps = (struct reader){ .f = &f, .call = { .done = on_answer }, .again = { .fire = on_again },
+                               .take = take_steps, .what = "steps", .query = "from" };
+    f.stop.done = on_stop_answer;
+    if (st == FL_OK)
+        st = fl_signals_create(f.loop, signals, FL_LEN(signals), on_signal, &f, &sig, err);
+    if (st == FL_OK)
+        st = http_client_create(f.loop, &f.client, err);
+    if (st == FL_OK) {
+        ask(&f.steps);
+        if (!f.log.over)
+            ask(&f.log);
+        fl_loop_run(f.loop);
+        bar_clear(&f);
+        st = f.st;
+        if (st != FL_OK && err)
+            *err = f.err;
+        *exit_code = f.exit_code;
+    }
+    fl_timer_cancel(&f.log.again);
+    fl_timer_cancel(&f.steps.again);
+    http_client_destroy(f.client);
+    fl_signals_destroy(sig);
+    fl_loop_destroy(f.loop);
+    return st;
+}

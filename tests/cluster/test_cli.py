@@ -1,0 +1,156 @@
+"""The command line as a user meets it: a cluster that stays, jobs, logs, and what is said about bad input."""
+import json
+import os
+import signal
+import socket
+
+import harness
+from harness import place, wait_for
+
+
+def test_start_status_stop():
+    with place() as p:
+        p.start_head("--num-gpus=2")
+        s = p.furlong("status", "--json", check=0).json()
+        assert s["state"] == "READY", s
+        nodes = p.furlong("list", "nodes", "--json", check=0).json()
+        assert len(nodes) == 1, nodes
+        text = p.furlong("status", check=0).out
+        assert "2" in text and "GPU" in text, text
+        p.furlong("stop", check=0)
+        assert p.left_behind() == []
+        assert p.furlong("status").code == 1
+
+
+def test_second_head_is_refused_and_harms_nothing():
+    with place() as p:
+        h = p.start_head()
+        port = h["address"].rsplit(":", 1)[1]
+        r = p.furlong("start", "--head", f"--port={port}", "--dashboard-port=0", f"--state-dir={p.root}/other")
+        assert r.code == 1 and port in r.err, r
+        r = p.furlong("start", "--head", "--port=0", "--dashboard-port=0")
+        assert r.code == 1 and str(h["pid"]) in r.err, r
+        assert p.furlong("status", "--json", check=0).json()["state"] == "READY"
+
+
+def test_job_exit_code_and_output():
+    with place() as p:
+        p.start_head()
+        r = p.furlong("job", "submit", "--", "sh", "-c", "echo to out; echo to err >&2; exit 7")
+        assert r.code == 7, r
+        assert "to out" in r.out and "to err" in r.out, r
+        jobs = p.furlong("job", "list", "--json", check=0).json()
+        assert [j["status"] for j in jobs] == ["FAILED"], jobs
+        assert jobs[0]["exit_code"] == 7, jobs
+        r = p.furlong("job", "submit", "--", "true", check=0)
+        logs = p.furlong("job", "logs", jobs[0]["submission_id"], check=0)
+        assert logs.out == "to out\nto err\n" or sorted(logs.out.splitlines()) == ["to err", "to out"], logs
+
+
+def test_job_words_arrive_as_they_were_typed():
+    with place() as p:
+        p.start_head()
+        r = p.furlong("job", "submit", "--", "printf", "[%s]", "a b", "it's", "$HOME", "*", "", check=0)
+        assert "[a b][it's][$HOME][*][]" in r.out, r
+
+
+def test_job_stop_ends_the_whole_tree():
+    with place() as p:
+        p.start_head()
+        sub = p.spawn("furlong", "job", "submit", "--", "sh", "-c",
+                      "setsid sh -c 'trap \"\" TERM; echo $$ > deep; while :; do sleep 0.1; done' & "
+                      f"echo $$ > {p.root}/top; cd {p.root}; wait")
+        top = int(wait_for("the job's process", lambda: os.path.exists(f"{p.root}/top") and open(f"{p.root}/top").read().strip()))
+        job = wait_for("the job", lambda: p.furlong("job", "list", "--json").json())[0]["submission_id"]
+        p.furlong("job", "stop", job, check=0)
+        sub.communicate(timeout=30 * harness.SLOW)
+        assert not harness.alive(top)
+        wait_for("the tree's end", lambda: not [c for _, c in p.processes() if "sleep" in c or "trap" in c])
+        assert p.furlong("job", "list", "--json").json()[0]["status"] == "STOPPED"
+
+
+def test_a_vanished_client_changes_nothing():
+    with place() as p:
+        p.start_head()
+        sub = p.spawn("furlong", "job", "submit", "--", "sh", "-c", f"read x < {p.root}/pipe; echo told $x > {p.root}/result")
+        os.mkfifo(f"{p.root}/pipe")
+        job = wait_for("the job", lambda: p.furlong("job", "list", "--json").json())[0]["submission_id"]
+        sub.send_signal(signal.SIGKILL)
+        sub.communicate()
+        with open(f"{p.root}/pipe", "w", encoding="utf-8") as f:
+            f.write("go\n")
+        wait_for("the result", lambda: os.path.exists(f"{p.root}/result"))
+        r = p.furlong("job", "logs", "--follow", job)
+        assert r.code == 0, r
+
+
+def test_bad_input():
+    with place() as p:
+        lines = f"{p.root}/p.jsonl"
+        with open(lines, "w", encoding="utf-8") as f:
+            f.write('{"prompt": "a", "label": "b"}\n{"prompt": 3}\n')
+        broken = f"{p.root}/b.jsonl"
+        with open(broken, "w", encoding="utf-8") as f:
+            f.write('{"prompt": "a", "label": "b"}\nnot json\n')
+        busy = socket.socket()
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        rows = [  # arguments, exit code, words of the sentence
+            (["trian"], 2, ["trian", "train"]),
+            (["train", "--num-rolout=3"], 2, ["--num-rolout", "--num-rollout"]),
+            (["train", "--num-rollout=-1"], 2, ["--num-rollout", "-1"]),
+            (["train", "--num-rollout=many"], 2, ["--num-rollout", "many"]),
+            (["train", "--update-weight-transfer-mode=teleport"], 2, ["teleport", "broadcast"]),
+            (["train", "--prompt-data=/nowhere/p.jsonl"], 1, ["/nowhere/p.jsonl"]),
+            (["train", f"--prompt-data={lines}", "--num-rollout=1"], 1, [":2", "prompt"]),
+            (["train", f"--prompt-data={broken}", "--num-rollout=1"], 1, [":2", "JSON"]),
+            (["train", "--colocate", "--update-weight-transfer-mode=p2p"], 2, ["p2p", "--colocate"]),
+            (["train", "--colocate", "--update-weight-transfer-mode=disk-delta"], 2, ["disk-delta", "--colocate"]),
+            (["train", "--colocate-memory-peak-device=gpu", "--no-offload-train"], 2, ["--no-offload-train"]),
+            (["train", "--train-backend=megatron"], 2, ["megatron", "--trainer-cmd"]),
+            (["train", "--async", "--colocate"], 2, ["--async", "--colocate"]),
+            (["start", "--head", "--port=0", f"--dashboard-port={busy.getsockname()[1]}"], 1, [str(busy.getsockname()[1])]),
+            (["start", "--head", "--port=0", "--dashboard-port=0", "--node-ip-address=203.0.113.9"], 1, ["203.0.113.9"]),
+            (["start", "--address=127.0.0.1:1", "--wait=0"], 1, ["127.0.0.1:1"]),
+            (["job", "list", "--address=http://127.0.0.1:1"], 1, ["127.0.0.1:1"]),
+            (["job", "logs"], 2, ["job"]),
+            (["status"], 1, ["furlong start --head"]),
+        ]
+        for args, code, words in rows:
+            r = p.furlong(*args)
+            assert r.code == code, f"exit {code} wanted: {r}"
+            missing = [w for w in words if w not in r.err]
+            assert not missing, f"{missing} missing in: {r}"
+        assert p.left_behind() == []
+
+
+def test_more_gpus_than_exist():
+    with place() as p:
+        p.start_head("--num-gpus=2")
+        r = p.furlong("train", "--actor-num-gpus-per-node=3", "--rollout-num-gpus=2", "--num-rollout=1")
+        assert r.code not in (0, 2), r
+        text = r.out + r.err
+        assert "5" in text and "2" in text and "GPU" in text, r
+        assert p.furlong("list", "leases", "--json").json() == []
+
+
+def test_explain_replays_a_placement():
+    with place() as p:
+        p.start_head("--num-gpus=2")
+        p.furlong("train", "--num-rollout=1", "--rollout-batch-size=4", check=0)
+        job = p.furlong("job", "list", "--json").json()[0]["submission_id"]
+        text = p.furlong("explain", job, check=0).out
+        assert "trainer" in text and "rollout" in text, text
+
+
+def test_every_verb_has_help():
+    with place() as p:
+        top = p.furlong("--help", check=0).out
+        for verb in ["start", "stop", "status", "train", "job", "logs", "list", "explain"]:
+            assert verb in top
+            r = p.furlong(verb, "--help", check=0)
+            assert len(r.out) > 200 and r.err == "", r
+
+
+if __name__ == "__main__":
+    harness.main(dict(globals()))
