@@ -81,19 +81,3 @@ enum fl_status fl_signals_create(struct fl_loop *l, const int *signals, size_t n
                                  void (*got)(void *arg, int signal, int from_pid), void *arg,
                                  struct fl_signals **out, struct fl_err *err);
 void fl_signals_destroy(struct fl_signals *s);
-
-/* One wait on several parties: one deadline, one outcome, one sentence about who is late. All waits
- * on more than one peer go through it, so that no message can forget rank, host and phase. */
-struct fl_muster;
-enum fl_status fl_muster_create(struct fl_loop *l, const char *what, unsigned parties,
-                                uint64_t due_ns,
-                                void (*over)(void *arg, enum fl_status st, const struct fl_err *e),
-                                void *arg, struct fl_muster **out, struct fl_err *err);
-void fl_muster_name(struct fl_muster *m, unsigned i, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4))); /* "rank 3 on gpu-b" */
-void fl_muster_at(struct fl_muster *m, unsigned i, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4))); /* "staging, bucket 17 of 33" */
-void fl_muster_in(struct fl_muster *m, unsigned i, enum fl_status st, const struct fl_err *err);
-void fl_muster_excuse(struct fl_muster *m, unsigned i); /* dead: no longer waited for */
-void fl_muster_destroy(struct fl_muster *m);
-

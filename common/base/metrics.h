@@ -24,7 +24,7 @@ void fl_metrics_destroy(struct fl_metrics *m);
 enum fl_status fl_metric(struct fl_metrics *m, const struct fl_metric_name *name,
                          const struct fl_metric_label *labels, size_t n, struct fl_metric **out,
                          struct fl_err *err);
-void fl_metric_drop(struct fl_metrics *m, struct fl_metric *x); /* its labels' owner is gone */
+void fl_metric_drop(struct fl_metric *x);             /* its labels' owner is gone */
 void fl_metric_add(struct fl_metric *x, double by);  /* counter, gauge; NULL is fine */
 void fl_metric_set(struct fl_metric *x, double to);  /* gauge */
 void fl_metric_observe(struct fl_metric *x, double v); /* histogram */
