@@ -239,3 +239,20 @@ enum fl_status cli_daemon_end(const struct cli_daemon *d, uint32_t term_ms, stru
     close(fd);
     return st;
 }
+
+enum fl_status cli_daemon_watch(const struct cli_daemon *d, struct fl_loop *l,
+                                void (*ended)(void *arg, unsigned events), void *arg, int *fd,
+                                struct fl_watch **w, struct fl_err *err)
+{
+    *fd = pidfd_open(d->pid, 0);
+    if (*fd < 0)
+        return fl_fail_errno(err, "watch pid %d", (int)d->pid);
+    return fl_watch_create(l, *fd, POLLIN, ended, arg, w, err);
+}
+
+void cli_daemon_unwatch(struct fl_watch *w, int fd)
+{
+    fl_watch_destroy(w);
+    if (fd >= 0)
+        close(fd);
+}

@@ -6,6 +6,7 @@
 
 #include "common/base/base.h"
 #include "common/base/file.h"
+#include "common/base/loop.h"
 
 struct cli_daemon { /* a head or a node of this user on this machine, by its json file */
     char kind;      /* 'h' head, 'n' node                                             */
@@ -31,3 +32,9 @@ void cli_daemons_free(struct cli_daemon *d, size_t n);
 
 /* SIGTERM, then SIGKILL when term_ms is over; waits for its end through a pidfd. */
 enum fl_status cli_daemon_end(const struct cli_daemon *d, uint32_t term_ms, struct fl_err *err);
+
+/* ended(arg) runs in l when the daemon has ended, or is already gone. */
+enum fl_status cli_daemon_watch(const struct cli_daemon *d, struct fl_loop *l,
+                                void (*ended)(void *arg, unsigned events), void *arg, int *fd,
+                                struct fl_watch **w, struct fl_err *err);
+void cli_daemon_unwatch(struct fl_watch *w, int fd); /* NULL and -1 are fine */

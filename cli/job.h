@@ -1,0 +1,12 @@
+/* cli/job.h - what `job submit` and `train` share */
+#pragma once
+#include "cli/cli.h"
+#include "cli/follow.h"
+
+enum { CLI_JOB_BYTES = 128 };
+/* Durable when it returns. submission: body of POST /api/jobs/. */
+enum fl_status cli_submit(const struct cli_cluster *c, const json_t *submission, char id[CLI_JOB_BYTES],
+                          struct fl_err *err);
+/* Follows it and says how it ended; the exit code of a verb. */
+int cli_watch(const char *program, const struct cli_cluster *c, const char *job, const struct cli_follow *how);
+int cli_list_jobs(const char *program, const struct cli_common *common);

@@ -1,0 +1,259 @@
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "cli/daemons.h"
+#include "common/base/loop.h"
+#include "common/base/str.h"
+
+struct start {
+    struct cli_common common;
+    bool head, block;
+    int64_t port, http_port, wait_s;
+    const char *http_host;
+    const char *ip, *name, *cpus, *gpus, *memory, *resources, *labels, *state_dir, *log_level;
+};
+static const struct fl_opt opts[] = {
+    { FL_OPT_SWITCH, "head", .at = offsetof(struct start, head), .help = "start a head here, and its worker daemon" },
+    { FL_OPT_TEXT, "address", .arg = "HOST:PORT", .at = offsetof(struct start, common.address),
+      .help = "join the head whose gRPC side is there (6379 by default)" },
+    { FL_OPT_INT, "wait", .arg = "SECONDS", .fallback = "30", .max = 86400, .at = offsetof(struct start, wait_s),
+      .help = "how long to wait for the head, which may start later" },
+    { FL_OPT_SWITCH, "block", .at = offsetof(struct start, block),
+      .help = "stay in the foreground; ends what it started on Ctrl-C or when the daemon ends" },
+    { FL_OPT_SWITCH, "json", .at = offsetof(struct start, common.json), .help = "print JSON" },
+    { 0 }
+};
+static const struct fl_opt head_opts[] = {
+    { FL_OPT_INT, "port", .arg = "PORT", .fallback = "6379", .max = 65535, .at = offsetof(struct start, port),
+      .help = "gRPC, for worker daemons; 0: a free one" },
+    { FL_OPT_INT, "dashboard-port", .arg = "PORT", .fallback = "8265", .max = 65535, .at = offsetof(struct start, http_port),
+      .help = "HTTP, for commands and browsers; 0: a free one" },
+    { FL_OPT_TEXT, "dashboard-host", .arg = "ADDRESS", .at = offsetof(struct start, http_host),
+      .help = "address of the HTTP side (default: --node-ip-address)" },
+    { 0 }
+};
+static const struct fl_opt node_opts[] = {
+    { FL_OPT_TEXT, "node-ip-address", .arg = "ADDRESS", .at = offsetof(struct start, ip),
+      .help = "this node's own address (default: head 127.0.0.1, else the source of the route to the head)" },
+    { FL_OPT_TEXT, "node-name", .arg = "NAME", .at = offsetof(struct start, name), .help = "unique among live nodes (default: host name)" },
+    { FL_OPT_TEXT, "num-cpus", .arg = "N", .at = offsetof(struct start, cpus), .help = "(default: cores that may be used)" },
+    { FL_OPT_TEXT, "num-gpus", .arg = "N", .at = offsetof(struct start, gpus),
+      .help = "so many devices, logical ones where there is no hardware (default: GPUs found)" },
+    { FL_OPT_TEXT, "memory", .arg = "BYTES", .at = offsetof(struct start, memory), .help = "(default: the machine's)" },
+    { FL_OPT_TEXT, "resources", .arg = "JSON", .at = offsetof(struct start, resources), .help = "your own, as {\"name\": amount}" },
+    { FL_OPT_TEXT, "labels", .arg = "K=V,...", .at = offsetof(struct start, labels), .help = "labels to place by" },
+    { FL_OPT_TEXT, "state-dir", .arg = "FOLDER", .at = offsetof(struct start, state_dir), .env = "FURLONG_STATE_DIR",
+      .help = "ids and the head's journal" },
+    { FL_OPT_TEXT, "log-level", .arg = "LEVEL", .choices = "error|warn|info|debug", .at = offsetof(struct start, log_level), .help = "of the daemons" },
+    { 0 }
+};
+
+enum { MAX_WORDS = 32, WORD_BYTES = 320, READY_MS = 15000 };
+struct words { /* "--name=value" for a daemon */
+    char text[MAX_WORDS][WORD_BYTES];
+    const char *argv[MAX_WORDS + 1];
+    size_t n;
+    bool cut;
+};
+
+static void add(struct words *w, const char *name, const char *value)
+{
+    if (!value)
+        return;
+    if (w->n == MAX_WORDS || snprintf(w->text[w->n], WORD_BYTES, "--%s=%s", name, value) >= WORD_BYTES) {
+        w->cut = true;
+        return;
+    }
+    w->argv[w->n] = w->text[w->n];
+    w->n++;
+}
+
+static void add_int(struct words *w, const char *name, int64_t value)
+{
+    char text[24];
+
+    snprintf(text, sizeof(text), "%lld", (long long)value);
+    add(w, name, text);
+}
+
+static enum fl_status start_head(const struct start *s, json_t **head, struct fl_err *err)
+{
+    struct words w = { 0 };
+    const char *ip = s->ip ? s->ip : "127.0.0.1";
+
+    add(&w, "node-ip-address", ip);
+    add_int(&w, "port", s->port);
+    add(&w, "dashboard-host", s->http_host ? s->http_host : ip);
+    add_int(&w, "dashboard-port", s->http_port);
+    add(&w, "state-dir", s->state_dir);
+    add(&w, "log-level", s->log_level);
+    return w.cut ? fl_fail(err, FL_INVALID, "an option is longer than %d bytes", WORD_BYTES)
+                 : cli_daemon_start("furlong-head", w.argv, READY_MS, head, err);
+}
+
+static enum fl_status start_node(const struct start *s, const char *address, json_t **node,
+                                 struct fl_err *err)
+{
+    struct words w = { 0 };
+
+    add(&w, "address", address);
+    add(&w, "node-ip-address", s->ip ? s->ip : s->head ? "127.0.0.1" : NULL);
+    add(&w, "node-name", s->name);
+    add(&w, "num-cpus", s->cpus);
+    add(&w, "num-gpus", s->gpus);
+    add(&w, "memory", s->memory);
+    add(&w, "resources", s->resources);
+    add(&w, "labels", s->labels);
+    add(&w, "state-dir", s->state_dir);
+    add(&w, "log-level", s->log_level);
+    add_int(&w, "wait", s->wait_s);
+    return w.cut ? fl_fail(err, FL_INVALID, "an option is longer than %d bytes", WORD_BYTES)
+                 : cli_daemon_start("furlong-node", w.argv, (uint32_t)s->wait_s * 1000 + READY_MS, node, err);
+}
+
+/* ==== --block ====================================================================================== */
+struct block { struct fl_loop *loop; bool asked; };
+
+static void on_signal(void *arg, int signal, int from_pid)
+{
+    struct block *b = arg;
+
+    (void)signal;
+    (void)from_pid;
+    b->asked = true;
+    fl_loop_stop(b->loop);
+}
+
+static void on_daemon_end(void *arg, unsigned events)
+{
+    struct block *b = arg;
+
+    (void)events;
+    fl_loop_stop(b->loop);
+}
+
+static void end_all(const struct cli_daemon *d, size_t n)
+{
+    struct fl_err err = { 0 };
+
+    for (size_t i = n; i-- > 0;) /* nodes before heads: a daemon says good-bye to a head that is there */
+        if (cli_daemon_end(&d[i], 20000, &err) != FL_OK)
+            fprintf(stderr, "furlong start: %s\n", err.text);
+}
+
+static void describe(struct cli_daemon *d, char kind, const json_t *info)
+{
+    *d = (struct cli_daemon){ .kind = kind, .pid = (pid_t)cli_int(info, "pid"),
+                              .start_time = (uint64_t)cli_int(info, "start_time") };
+}
+
+/* 0: ended on request; 1: a daemon ended by itself. */
+static int block(struct cli_daemon *d, size_t n)
+{
+    static const int signals[] = { SIGINT, SIGTERM, SIGHUP };
+    struct block b = { 0 };
+    struct fl_signals *sig = NULL;
+    struct fl_watch *w[2] = { 0 };
+    struct fl_err err = { 0 };
+    enum fl_status st = fl_loop_create(NULL, &b.loop, &err);
+    int fds[2] = { -1, -1 };
+
+    if (st == FL_OK)
+        st = fl_signals_create(b.loop, signals, FL_LEN(signals), on_signal, &b, &sig, &err);
+    for (size_t i = 0; i < n && st == FL_OK; i++)
+        st = cli_daemon_watch(&d[i], b.loop, on_daemon_end, &b, &fds[i], &w[i], &err);
+    if (st == FL_OK)
+        fl_loop_run(b.loop);
+    for (size_t i = 0; i < n; i++)
+        cli_daemon_unwatch(w[i], fds[i]);
+    fl_signals_destroy(sig);
+    fl_loop_destroy(b.loop);
+    if (st != FL_OK)
+        return cli_failed("furlong start", &err);
+    if (!b.asked)
+        fprintf(stderr, "furlong start: a daemon ended by itself; ending the rest\n");
+    end_all(d, n);
+    return b.asked ? 0 : 1;
+}
+
+/* ==== what the user reads ========================================================================== */
+static bool is_loopback(const char *ip)
+{
+    return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0 || strcmp(ip, "localhost") == 0;
+}
+
+static void say_head(const json_t *head, const json_t *node)
+{
+    const char *address = cli_text(head, "address"), *ip = cli_text(head, "node_ip");
+
+    printf("head      %s (worker daemons), %s (commands, browser)\n", address, cli_text(head, "http"));
+    printf("node      %s at %s\n\n", cli_text(node, "name"), cli_text(node, "address"));
+    printf("  furlong train           a run on this cluster\n");
+    printf("  furlong status          what it has and does\n");
+    if (is_loopback(ip))
+        printf("  other nodes             need a head that they can reach: furlong start --head --node-ip-address=ADDRESS\n");
+    else
+        printf("  on each other node      furlong start --address=%s   (with the same token file: %s)\n",
+               address, cli_text(head, "token_path"));
+    printf("  furlong stop            end it\n");
+}
+
+static int run(const struct start *s)
+{
+    json_t *head = NULL, *node = NULL;
+    struct cli_daemon d[2];
+    struct fl_err err = { 0 };
+    size_t n = 0;
+    int rc = 0;
+    enum fl_status st = s->head ? start_head(s, &head, &err) : FL_OK;
+
+    if (st == FL_OK && head)
+        describe(&d[n++], 'h', head);
+    if (st == FL_OK)
+        st = start_node(s, head ? cli_text(head, "address") : s->common.address, &node, &err);
+    if (st == FL_OK)
+        describe(&d[n++], 'n', node);
+    if (st != FL_OK) {
+        end_all(d, n); /* a head without its node would look like a start that worked */
+        rc = cli_failed("furlong start", &err);
+    } else if (s->common.json) {
+        json_t *both = head ? json_pack("{s:O,s:O}", "head", head, "node", node) : json_pack("{s:O}", "node", node);
+
+        cli_print_json(both);
+        json_decref(both);
+    } else if (head) {
+        say_head(head, node);
+    } else {
+        printf("node %s at %s joined the head at %s\n", cli_text(node, "name"), cli_text(node, "address"),
+               s->common.address);
+    }
+    fflush(stdout);
+    if (st == FL_OK && s->block)
+        rc = block(d, n);
+    json_decref(head);
+    json_decref(node);
+    return rc;
+}
+
+int cli_start(int argc, char **argv)
+{
+    struct start s = { 0 };
+    struct fl_opts o = {
+        .program = "furlong start", .usage = "--head | --address=HOST:PORT [OPTION...]",
+        .about = "Starts a head with a worker daemon beside it, or a worker daemon that joins a head.",
+        .tables = { { NULL, opts, &s }, { "With --head", head_opts, &s }, { "The node", node_opts, &s } },
+    };
+    int rc = fl_opts_main(&o, argc, argv);
+
+    if (rc >= 0)
+        return rc;
+    if (o.n_words)
+        return cli_misused(o.program, "'%s' is no option", o.words[0]);
+    if (s.head == (s.common.address != NULL))
+        return cli_misused(o.program, s.head ? "--head and --address exclude each other"
+                                             : "--head or --address=HOST:PORT is wanted");
+    return run(&s);
+}
