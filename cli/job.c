@@ -152,18 +152,20 @@ static int no_such_job(const char *program)
     return cli_misused(program, "one job is wanted, see furlong job list");
 }
 
+struct logs { struct cli_common common; bool follow; };
+static const struct fl_opt log_opts[] = {
+    { FL_OPT_SWITCH, "follow", .letter = 'f', .at = offsetof(struct logs, follow),
+      .help = "until it ends; exits with the job's code" },
+    { 0 }
+};
+
 static int logs(const char *program, int argc, char **argv)
 {
-    struct { struct cli_common common; bool follow; } s = { 0 };
-    const struct fl_opt opts[] = {
-        { FL_OPT_SWITCH, "follow", .letter = 'f', .at = (size_t)((char *)&s.follow - (char *)&s),
-          .help = "until it ends; exits with the job's code" },
-        { 0 }
-    };
+    struct logs s = { 0 };
     struct fl_opts o = {
         .program = program, .usage = "JOB [OPTION...]",
         .about = "What the job and its workers have printed; lines of workers begin with (role rank node).",
-        .tables = { { NULL, opts, &s }, { NULL, cli_common_opts, &s.common } },
+        .tables = { { NULL, log_opts, &s }, { NULL, cli_common_opts, &s.common } },
     };
     struct cli_follow how = { .show = CLI_SHOW_LOG, .away_max_ms = 600000 };
     struct http_answer a = { 0 };
