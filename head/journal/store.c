@@ -30,6 +30,7 @@ struct store {
     int lock_fd;
     int wal_pages;
     uint64_t wal_left;
+    bool shorter; /* the file ends before the length that its header gives */
 };
 
 /* File systems on which two hosts can hold "the same" lock, or mmap and fsync mean little. */
@@ -145,8 +146,12 @@ static void db_close(struct store *s)
     s->db = NULL;
 }
 
+/* Writes nothing to a file that has something in it: its log is looked at first. */
 static enum fl_status db_open(struct store *s, const char *path, struct fl_err *err)
 {
+    struct stat sb;
+    bool fresh = stat(path, &sb) < 0 || sb.st_size == 0;
+
     if (sqlite3_open_v2(path, &s->db,
                         SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX |
                             SQLITE_OPEN_EXRESCODE,
@@ -154,11 +159,11 @@ static enum fl_status db_open(struct store *s, const char *path, struct fl_err *
         return db_fail(s, err, "open journal");
     sqlite3_wal_hook(s->db, on_wal, s);
     /* EXCLUSIVE before WAL: the index of the log then lies in our heap, not in a shared file. */
-    FL_TRY(run(s, "PRAGMA locking_mode=EXCLUSIVE; PRAGMA auto_vacuum=INCREMENTAL;"
-                  "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA cache_size=-1024;"
-                  "PRAGMA temp_store=MEMORY; PRAGMA cell_size_check=ON", err));
-    return run(s, "CREATE TABLE IF NOT EXISTS record(seq INTEGER PRIMARY KEY, kind INTEGER NOT NULL,"
-                  " sum INTEGER NOT NULL, body BLOB NOT NULL)", err);
+    FL_TRY(run(s, "PRAGMA locking_mode=EXCLUSIVE", err));
+    if (fresh)
+        FL_TRY(run(s, "PRAGMA auto_vacuum=INCREMENTAL", err));
+    return run(s, "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA cache_size=-1024;"
+                  "PRAGMA temp_store=MEMORY; PRAGMA cell_size_check=ON", err);
 }
 
 static enum fl_status db_prepare(struct store *s, struct fl_err *err)
@@ -171,30 +176,44 @@ static enum fl_status db_prepare(struct store *s, struct fl_err *err)
     return FL_OK;
 }
 
-static enum fl_status check_format(struct store *s, struct fl_err *err)
+static enum fl_status make_table(struct store *s, struct fl_err *err)
+{
+    char sql[400];
+
+    snprintf(sql, sizeof(sql),
+             "BEGIN; CREATE TABLE record(seq INTEGER PRIMARY KEY, kind INTEGER NOT NULL,"
+             " sum INTEGER NOT NULL, body BLOB NOT NULL);"
+             "PRAGMA user_version=%d; PRAGMA application_id=%d; COMMIT",
+             STORE_FORMAT, STORE_APP_ID);
+    return run(s, sql, err);
+}
+
+static enum fl_status number(struct store *s, const char *sql, int64_t *out, struct fl_err *err)
 {
     sqlite3_stmt *q = NULL;
-    int64_t format = -1, app = -1;
+    bool got = sqlite3_prepare_v2(s->db, sql, -1, &q, NULL) == SQLITE_OK &&
+               sqlite3_step(q) == SQLITE_ROW;
 
-    if (sqlite3_prepare_v2(s->db, "SELECT (SELECT user_version FROM pragma_user_version),"
-                                  " (SELECT application_id FROM pragma_application_id)",
-                           -1, &q, NULL) == SQLITE_OK &&
-        sqlite3_step(q) == SQLITE_ROW) {
-        format = sqlite3_column_int64(q, 0);
-        app = sqlite3_column_int64(q, 1);
-    }
+    if (got)
+        *out = sqlite3_column_int64(q, 0);
+    enum fl_status st = got ? FL_OK : db_fail(s, err, "read journal");
     sqlite3_finalize(q);
-    if (format < 0)
-        return db_fail(s, err, "journal");
-    if (format == 0 && app == 0) {
-        char sql[96];
+    return st;
+}
 
-        snprintf(sql, sizeof(sql), "PRAGMA user_version=%d; PRAGMA application_id=%d", STORE_FORMAT,
-                 STORE_APP_ID);
-        return run(s, sql, err);
-    }
+static enum fl_status check_format(struct store *s, bool *fresh, struct fl_err *err)
+{
+    int64_t format = 0, app = 0, tables = 0;
+
+    FL_TRY(number(s, "PRAGMA user_version", &format, err));
+    FL_TRY(number(s, "PRAGMA application_id", &app, err));
+    FL_TRY(number(s, "SELECT count(*) FROM sqlite_schema", &tables, err));
+    *fresh = format == 0 && app == 0 && tables == 0;
+    if (*fresh)
+        return FL_OK;
     if (app != STORE_APP_ID)
-        return fl_fail(err, FL_CORRUPT, "%s is a database of another program, not a journal",
+        return fl_fail(err, FL_INVALID,
+                       "%s is a database of another program, not a journal; give another --state-dir",
                        s->path);
     if (format != STORE_FORMAT)
         return fl_fail(err, FL_UNSUPPORTED,
@@ -244,7 +263,7 @@ static void look_at_wal(struct store *s)
     if (sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_PASSIVE, &frames, &moved) ==
             SQLITE_OK &&
         frames >= 0)
-        s->wal_left = store_wal_left(wal, (unsigned)frames);
+s->wal_left = store_wal_left(wal, (unsigned)frames);
 }
 
 /* A cut that was interrupted between its renames goes on; a half-written copy is dropped. */
@@ -283,16 +302,24 @@ enum fl_status store_open(const char *path, struct store **out, struct fl_err *e
     (void)fchmod(fd, 0600); /* an older copy may have been wider */
     close(fd);
 
+    bool fresh = false;
     enum fl_status st = db_open(s, s->path, err);
     if (st == FL_OK)
-        st = check_format(s, err);
+        st = check_format(s, &fresh, err);
+    if (st == FL_CORRUPT) { /* a file that lost its end is read only under this switch */
+        s->shorter = sqlite3_db_config(s->db, SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1, NULL) == SQLITE_OK;
+        st = check_format(s, &fresh, err);
+    }
+    if (st == FL_OK && !s->shorter)
+        look_at_wal(s);
+    if (st == FL_OK && fresh)
+        st = make_table(s, err);
     if (st == FL_OK)
         st = db_prepare(s, err);
     if (st == FL_CORRUPT)
         return fl_wrap(err, st, "nothing whole is left; move the file away to begin anew, or put a "
                                 "copy in its place");
     FL_TRY(st);
-    look_at_wal(s);
     *out = FL_TAKE(s);
     return FL_OK;
 }
@@ -339,7 +366,7 @@ static enum fl_status cut_after(struct store *s, uint64_t last, struct fl_err *e
 
     st = db_open(s, part, err);
     if (st == FL_OK)
-        st = check_format(s, err);
+        st = make_table(s, err);
     if (st == FL_OK)
         st = db_prepare(s, err);
     if (st == FL_OK)
@@ -419,6 +446,8 @@ enum fl_status store_replay(struct store *s,
     }
     sqlite3_finalize(q);
     FL_TRY(st);
+    damaged |= s->shorter;
+    s->shorter = false;
     if (damaged && !found->records)
         return fl_fail(err, FL_CORRUPT,
                        "journal %s: not one whole record is left; move the file away to begin anew, "
