@@ -216,6 +216,16 @@ static bool ended_within(int pidfd, uint32_t ms)
     return rc > 0;
 }
 
+bool cli_daemon_wait(const struct cli_daemon *d, uint32_t ms)
+{
+    int fd = pidfd_open(d->pid, 0);
+    bool gone = fd < 0 || !fl_pid_alive(d->pid, d->start_time) || ended_within(fd, ms);
+
+    if (fd >= 0)
+        close(fd);
+    return gone;
+}
+
 enum fl_status cli_daemon_end(const struct cli_daemon *d, uint32_t term_ms, struct fl_err *err)
 {
     const char *what = d->kind == 'h' ? "head" : "worker daemon";

@@ -30,6 +30,8 @@ enum fl_status cli_daemon_start(const char *program, const char *const *argv, ui
 enum fl_status cli_daemons_find(struct cli_daemon **out, size_t *n, struct fl_err *err);
 void cli_daemons_free(struct cli_daemon *d, size_t n);
 
+/* False: still there after ms. */
+bool cli_daemon_wait(const struct cli_daemon *d, uint32_t ms);
 /* SIGTERM, then SIGKILL when term_ms is over; waits for its end through a pidfd. */
 enum fl_status cli_daemon_end(const struct cli_daemon *d, uint32_t term_ms, struct fl_err *err);
 

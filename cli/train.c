@@ -1,0 +1,226 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/daemons.h"
+#include "cli/job.h"
+#include "cli/quote.h"
+#include "common/base/id.h"
+#include "common/base/str.h"
+#include "common/conf/train_flags.h"
+
+enum { READY_MS = 15000, END_MS = 30000, AWAY_MS = 600000, DRIVER_RESTARTS = 3 };
+
+struct train {
+    struct cli_common common;
+    int64_t num_gpus;
+    bool num_gpus_given;
+    struct train_flags flags;
+    char run_dir[FL_PATH_MAX], id[CLI_JOB_BYTES];
+    struct cli_daemon own[2]; /* of a private cluster: head, node */
+    size_t n_own;
+};
+static const struct fl_opt own_opts[] = {
+    { FL_OPT_TEXT, "address", .arg = "HOST:PORT", .at = offsetof(struct train, common.address),
+      .help = "run on that cluster; else on FURLONG_ADDRESS, RAY_ADDRESS, the head that runs here, or a private one" },
+    { FL_OPT_INT, "num-gpus", .arg = "N", .min = 0, .max = 4096, .at = offsetof(struct train, num_gpus),
+      .help = "a private cluster's logical devices (default: what the run needs)" },
+    { FL_OPT_SWITCH, "json", .at = offsetof(struct train, common.json),
+      .help = "one JSON object a step on stdout, everything else on stderr" },
+    { 0 }
+};
+
+/* ==== where it is recorded ========================================================================= */
+static enum fl_status make_run_dir(struct train *t, struct fl_err *err)
+{
+    char state[FL_PATH_MAX], stamp[32];
+    uint32_t id;
+    time_t now = time(NULL);
+    struct tm tm;
+
+    FL_TRY(fl_random(&id, sizeof(id), err));
+    snprintf(t->id, sizeof(t->id), "train_%08x", id);
+    if (t->flags.run_dir && t->flags.run_dir[0] == '/') {
+        FL_TRY(fl_path(t->run_dir, err, "%s", t->flags.run_dir));
+    } else if (t->flags.run_dir) {
+        char here[FL_PATH_MAX];
+
+        if (!getcwd(here, sizeof(here)))
+            return fl_fail_errno(err, "current folder");
+        FL_TRY(fl_path(t->run_dir, err, "%s/%s", here, t->flags.run_dir));
+    } else {
+        FL_TRY(fl_state_dir(NULL, state, err));
+        strftime(stamp, sizeof(stamp), "%Y%m%d-%H%M%S", localtime_r(&now, &tm));
+        FL_TRY(fl_path(t->run_dir, err, "%s/runs/%s-%s", state, stamp, t->id));
+    }
+    return fl_mkdirs(t->run_dir, err);
+}
+
+/* ==== a private cluster ============================================================================ */
+/* Logical devices that the flags ask for; what is not given is one. */
+static int64_t devices_needed(const struct train_flags *f)
+{
+    int64_t per_node = f->actor_num_gpus_per_node > 0 ? f->actor_num_gpus_per_node : 1;
+    int64_t actor = (f->actor_num_nodes > 0 ? f->actor_num_nodes : 1) * per_node;
+    int64_t engine = f->rollout_num_gpus_per_engine > 0 ? f->rollout_num_gpus_per_engine : 1;
+    int64_t rollout = f->rollout_num_gpus > 0 ? f->rollout_num_gpus : engine;
+
+    if (!f->colocate)
+        return actor + rollout;
+    return actor > rollout ? actor : rollout;
+}
+
+static enum fl_status start_private(struct train *t, struct cli_cluster *c, struct fl_err *err)
+{
+    char state[FL_PATH_MAX + 16], gpus[40], address[CLI_URL_BYTES];
+    json_t *info;
+
+    snprintf(state, sizeof(state), "--state-dir=%s/cluster", t->run_dir);
+    snprintf(gpus, sizeof(gpus), "--num-gpus=%lld",
+             (long long)(t->num_gpus_given ? t->num_gpus : devices_needed(&t->flags)));
+    FL_TRY(cli_daemon_start("furlong-head",
+                            (const char *const[]){ "--private", "--until-idle", "--node-ip-address=127.0.0.1",
+                                                   "--port=0", "--dashboard-host=127.0.0.1",
+                                                   "--dashboard-port=0", state, NULL },
+                            READY_MS, &info, err));
+    t->own[t->n_own++] = (struct cli_daemon){ .kind = 'h', .pid = (pid_t)cli_int(info, "pid"),
+                                              .start_time = (uint64_t)cli_int(info, "start_time") };
+    snprintf(c->url, sizeof(c->url), "%s%s", strstr(cli_text(info, "http"), "://") ? "" : "http://",
+             cli_text(info, "http"));
+    snprintf(address, sizeof(address), "--address=%s", cli_text(info, "address"));
+    json_decref(info);
+    FL_TRY(cli_daemon_start("furlong-node",
+                            (const char *const[]){ address, "--private", "--node-ip-address=127.0.0.1",
+                                                   "--node-name=local", gpus, state, NULL },
+                            READY_MS, &info, err));
+    t->own[t->n_own++] = (struct cli_daemon){ .kind = 'n', .pid = (pid_t)cli_int(info, "pid"),
+                                              .start_time = (uint64_t)cli_int(info, "start_time") };
+    json_decref(info);
+    return FL_OK;
+}
+
+/* The head ends by itself when its job has: this only waits, and forces it when that takes too long. */
+static void end_private(struct train *t, bool at_once)
+{
+    char state[FL_PATH_MAX];
+    struct fl_err err = { 0 };
+
+    for (size_t i = t->n_own; i-- > 0;)
+        if ((at_once || !cli_daemon_wait(&t->own[i], END_MS)) &&
+            cli_daemon_end(&t->own[i], 10000, &err) != FL_OK)
+            (void)cli_failed("furlong train", &err);
+    if (t->n_own && fl_path(state, NULL, "%s/cluster", t->run_dir) == FL_OK &&
+        fl_tree_remove(state, &err) != FL_OK)
+        (void)cli_failed("furlong train", &err);
+}
+
+static enum fl_status find_or_start(struct train *t, struct cli_cluster *c, struct fl_err *err)
+{
+    enum fl_status st = cli_cluster_find(t->common.address, c, err);
+
+    if (st != FL_NOT_FOUND) {
+        if (st == FL_OK && t->num_gpus_given)
+            return fl_fail(err, FL_INVALID, "--num-gpus is for a private cluster; this run goes to %s", c->url);
+        return st;
+    }
+    if (err)
+        *err = (struct fl_err){ 0 };
+    return start_private(t, c, err);
+}
+
+/* ==== the run ====================================================================================== */
+static json_t *submission(const struct train *t, const struct fl_opts *o)
+{
+    const char *words[FL_OPT_MAX + 4] = { "furlong-driver" };
+    char run_dir[FL_PATH_MAX + 16], here[4096];
+    char **given[TRAIN_FLAG_TABLES];
+    size_t n = 1;
+
+    snprintf(run_dir, sizeof(run_dir), "--run-dir=%s", t->run_dir);
+    words[n++] = run_dir;
+    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++) {
+        given[i] = fl_opts_words(o, i);
+        for (char **w = given[i]; w && *w; w++)
+            if (strncmp(*w, "--run-dir=", 10) != 0)
+                words[n++] = *w;
+    }
+    char *line = cli_shell_line(words);
+    json_t *body = json_pack("{s:s,s:s,s:{s:s},s:{s:i,s:s,s:s*}}", "entrypoint", line, "submission_id",
+                             t->id, "metadata", "furlong", "train", "furlong", "driver_restarts",
+                             DRIVER_RESTARTS, "run_dir", t->run_dir, "cwd", getcwd(here, sizeof(here)));
+
+    free(line);
+    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++)
+        fl_words_free(given[i]);
+    return body;
+}
+
+static int run(struct train *t, const struct fl_opts *o)
+{
+    struct cli_follow how = {
+        .show = t->common.json ? CLI_SHOW_STEPS : CLI_SHOW_LOG,
+        .bar = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO) && !t->common.json,
+        .total = t->flags.num_rollout,
+        .away_max_ms = AWAY_MS,
+    };
+    struct cli_cluster c = { 0 };
+    struct fl_err err = { 0 };
+    char id[CLI_JOB_BYTES] = "";
+    enum fl_status st = make_run_dir(t, &err);
+
+    if (st == FL_OK)
+        st = find_or_start(t, &c, &err);
+    json_t *body = st == FL_OK ? submission(t, o) : NULL;
+    if (st == FL_OK)
+        st = body ? cli_submit(&c, body, id, &err) : fl_fail(&err, FL_EXHAUSTED, "no memory to submit");
+    json_decref(body);
+    if (st != FL_OK) {
+        int rc = cli_failed(o->program, &err);
+
+        end_private(t, true);
+        (void)rmdir(t->run_dir); /* goes only if nothing was written */
+        return rc;
+    }
+    for (unsigned i = 0; i < t->flags.n_notes; i++)
+        fprintf(stderr, "%s\n", t->flags.notes[i]);
+    fprintf(stderr, "job %s on %s%s, recorded in %s\n", id, c.url, t->n_own ? " (private)" : "", t->run_dir);
+    int rc = cli_watch(o->program, &c, id, &how);
+    if (rc != 130) /* the user left a run behind on purpose */
+        end_private(t, false);
+    return rc;
+}
+
+int cli_train(int argc, char **argv)
+{
+    struct train *t = calloc(1, sizeof(*t)); /* too large for the stack of a command */
+    struct fl_opts o = {
+        .program = "furlong train", .usage = "[OPTION...]",
+        .about = "Generates with rollout engines, trains on what they wrote, moves the new weights back; many times.\n"
+                 "Without a cluster it starts a private one on this machine, which ends with the run.",
+        .notes = "More flags from the environment: MILES_EXTRA_ARGS; the command line wins.",
+    };
+    struct fl_err err = { 0 };
+
+    if (!t)
+        return cli_misused(o.program, "no memory");
+    train_flags_tables(&t->flags, o.tables);
+    o.tables[TRAIN_FLAG_TABLES] = (struct fl_opt_table){ "Cluster and output", own_opts, t };
+    enum fl_status st = train_flags_parse(&t->flags, &o, argc, argv, &err);
+    int rc;
+
+    t->num_gpus_given = fl_opts_given(&o, "num-gpus");
+    if (st == FL_CANCELLED) {
+        fl_opts_help(&o, stdout);
+        rc = 0;
+    } else if (st != FL_OK) {
+        rc = cli_misused(o.program, "%s", err.text);
+    } else {
+        rc = run(t, &o);
+    }
+    train_flags_fini(&t->flags);
+    free(t);
+    return rc;
+}
