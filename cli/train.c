@@ -75,7 +75,7 @@ static int64_t devices_needed(const struct train_flags *f)
 
 static enum fl_status start_private(struct train *t, struct cli_cluster *c, struct fl_err *err)
 {
-    char state[FL_PATH_MAX + 16], gpus[40], address[CLI_URL_BYTES];
+    char state[FL_PATH_MAX + 32], gpus[40], address[CLI_URL_BYTES];
     json_t *info;
 
     snprintf(state, sizeof(state), "--state-dir=%s/cluster", t->run_dir);
