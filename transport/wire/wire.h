@@ -128,12 +128,13 @@ struct stream_to {
     bool again;           /* reconnects, 100 ms to 2 s apart, until closed or refused for good */
     const struct lossy_plan *lossy; /* stream_lossy: over what, and what it does to it (lossy.h) */
 
-    /* A server's say; arg is that of stream_listen(). Both may be NULL.
+    /* A server's say; arg is that of stream_listen(). Each may be NULL.
      * key_of: the key of whoever claims to be this, before anything is proved; borrowed for the
      * call. admit: after the proof; what it returns other than FL_OK is told to the peer. */
     enum fl_status (*key_of)(void *arg, const struct wire_hello *claims, struct fl_bytes *key,
                              struct fl_err *err);
     enum fl_status (*admit)(void *arg, const struct wire_hello *peer, struct fl_err *err);
+    void (*refused)(void *arg, const struct fl_err *why); /* whoever came did not get in: for the log */
 };
 /* Starts connecting; names are resolved on the pool. opened(), or closed() with the reason (lost()
  * first and another attempt with again). Nothing is called before it returns. */

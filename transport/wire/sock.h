@@ -1,0 +1,10 @@
+/* transport/wire/sock.h - sockets: lines and listeners; private to wire and its tests */
+#pragma once
+#include "transport/wire/stream_priv.h"
+
+/* A line over a connected, non-blocking socket; fd is gone also on failure. FL_DENIED: another user. */
+enum fl_status sock_line_of(struct fl_loop *l, int fd_take, struct wire_line **out,
+                            struct fl_err *err);
+enum fl_status sock_listen(struct fl_loop *l, const struct stream_to *at, bool has_key,
+                           void (*arrived)(void *arg, struct wire_line *k_take), void *arg,
+                           struct wire_port **out, struct fl_err *err);
