@@ -106,6 +106,9 @@ enum fl_status wire_head_check(const struct wire_head *h, bool in_hello, struct 
                        "%u and %llu are taken",
                        r->name, h->body_bytes, (unsigned long long)h->blob_bytes, r->body_max,
                        (unsigned long long)r->blob_max);
+    if (h->kind == WIRE_HELLO && (h->lane || h->budget_ms || h->method))
+        return fl_fail(err, FL_CORRUPT, "HELLO frame with lane %u, method %u and %u ms", h->lane,
+                       h->method, h->budget_ms);
     if (h->n_fds > (r->fds ? WIRE_MAX_FDS : 0))
         return fl_fail(err, FL_CORRUPT, "%s frame with %u descriptors, at most %u are taken",
                        r->name, h->n_fds, r->fds ? WIRE_MAX_FDS : 0u);
@@ -225,9 +228,9 @@ void wire_proof(struct fl_bytes key, enum wire_step by, const uint8_t client[WIR
 {
     const char *who = by == WIRE_STEP_SERVER ? "furlong hello: server" : "furlong hello: client";
     const struct fl_bytes parts[] = {
-        {who, strlen(who)},
-        {client, WIRE_HELLO_BYTES},
-        {server, WIRE_HELLO_BYTES},
+        { who, strlen(who) },
+        { client, WIRE_HELLO_BYTES },
+        { server, WIRE_HELLO_BYTES },
     };
 
     fl_hmac_sha256(key.data, key.len, parts, FL_LEN(parts), out);

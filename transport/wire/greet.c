@@ -12,8 +12,8 @@ static struct fl_bytes key_of(const struct wire_stream *w)
 static enum fl_status say(struct wire_stream *w, enum wire_step step, const void *body, size_t len,
                           struct fl_err *err)
 {
-    struct wire_msg m = {.head = {.kind = WIRE_HELLO, .id = step, .body_bytes = (uint32_t)len},
-                         .body = body};
+    struct wire_msg m = { .head = { .kind = WIRE_HELLO, .id = step, .body_bytes = (uint32_t)len },
+                          .body = body };
 
     return wire_stream_put(w, &m, err);
 }
@@ -102,7 +102,7 @@ static enum fl_status server_hears_client(struct wire_stream *w, const uint8_t *
                        WIRE_KEY_MAX);
     if (key.len)
         memcpy(w->key, key.data, key.len);
-    w->to.key = (struct fl_bytes){w->key, key.len};
+    w->to.key = (struct fl_bytes){ w->key, key.len };
     FL_TRY(introduce(w, w->hello[1], err));
     memcpy(answer, w->hello[1], WIRE_HELLO_BYTES);
     wire_proof(key_of(w), WIRE_STEP_SERVER, w->hello[0], w->hello[1], answer + WIRE_HELLO_BYTES);

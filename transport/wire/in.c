@@ -10,7 +10,7 @@ void wire_in_init(struct wire_in *in)
     __typeof__(in->room) room = in->room;
     __typeof__(in->message) message = in->message;
 
-    *in = (struct wire_in){.in_hello = true, .arg = arg, .room = room, .message = message};
+    *in = (struct wire_in){ .in_hello = true, .arg = arg, .room = room, .message = message };
 }
 
 static void msg_drop(struct in_msg *m)
@@ -23,7 +23,7 @@ static void msg_drop(struct in_msg *m)
     free(m->body);
     if (m->blob_ours)
         free(m->blob);
-    *m = (struct in_msg){0};
+    *m = (struct in_msg){ 0 };
 }
 
 void wire_in_fini(struct wire_in *in)
@@ -43,7 +43,7 @@ void wire_in_stop(struct wire_in *in)
 
 void wire_in_forget(struct wire_in *in, const void *room)
 {
-    struct in_msg *both[] = {&in->whole, &in->bulk};
+    struct in_msg *both[] = { &in->whole, &in->bulk };
 
     for (unsigned i = 0; i < FL_LEN(both); i++)
         if (room && both[i]->active && both[i]->blob == room && !both[i]->blob_ours)
@@ -53,23 +53,23 @@ void wire_in_forget(struct wire_in *in, const void *room)
 enum fl_status wire_in_iov(struct wire_in *in, struct iovec iov[WIRE_IN_IOV], int *n,
                            struct fl_err *err)
 {
-    struct in_msg *m = in->filling;
+    struct in_msg *m = in->stopped ? NULL : in->filling;
     int k = 0;
 
     if (!in->buf && !(in->buf = FL_FAULT("wire.buffer") ? NULL : malloc(WIRE_IN_BUF)))
         return fl_fail(err, FL_EXHAUSTED, "no memory for a buffer of %d bytes", WIRE_IN_BUF);
-    if (in->from == in->to)
+    if (in->stopped || in->from == in->to)
         in->from = in->to = 0;
     if (m && m->body_got < m->head.body_bytes)
-        iov[k++] = (struct iovec){m->body + m->body_got, m->head.body_bytes - m->body_got};
+        iov[k++] = (struct iovec){ m->body + m->body_got, m->head.body_bytes - m->body_got };
     if (m && m->blob && m->blob_got < m->blob_part)
-        iov[k++] = (struct iovec){m->blob + m->blob_got, m->blob_part - m->blob_got};
+        iov[k++] = (struct iovec){ m->blob + m->blob_got, m->blob_part - m->blob_got };
     if (in->to == WIRE_IN_BUF) { /* less than a frame is left at its end */
         memmove(in->buf, in->buf + in->from, in->to - in->from);
         in->to -= in->from;
         in->from = 0;
     }
-    iov[k++] = (struct iovec){in->buf + in->to, WIRE_IN_BUF - in->to};
+    iov[k++] = (struct iovec){ in->buf + in->to, WIRE_IN_BUF - in->to };
     *n = k;
     return FL_OK;
 }
@@ -88,7 +88,7 @@ static enum fl_status claim_fds(struct wire_in *in, unsigned n, int *out, struct
 static enum fl_status deliver(struct wire_in *in, const struct wire_head *h, const void *body,
                               const void *blob, int *fds, struct fl_err *err)
 {
-    struct wire_msg m = {.head = *h, .body = body, .blob = blob, .fds = fds};
+    struct wire_msg m = { .head = *h, .body = body, .blob = blob, .fds = fds };
     enum fl_status st = in->message(in->arg, &m, err);
 
     for (unsigned i = 0; i < h->n_fds; i++)
@@ -107,7 +107,7 @@ static bool has_room(const struct wire_in *in, const struct wire_head *h)
 static enum fl_status begin(struct wire_in *in, struct in_msg *m, const struct wire_head *h,
                             struct fl_err *err)
 {
-    *m = (struct in_msg){.head = *h};
+    *m = (struct in_msg){ .head = *h };
     m->blob_part = h->blob_bytes > WIRE_PIECE ? WIRE_PIECE : h->blob_bytes;
     m->head.n_fds = 0;
     m->active = true;
@@ -258,9 +258,12 @@ enum fl_status wire_in_got(struct wire_in *in, size_t n, const int *fds, unsigne
     enum fl_status st = FL_OK;
     bool more = true;
 
-    if (n_fds > WIRE_IN_FDS - in->n_fds) {
+    if (in->stopped || n_fds > WIRE_IN_FDS - in->n_fds) {
         for (unsigned i = 0; i < n_fds; i++)
             close(fds[i]);
+        in->from = in->to = 0;
+        if (in->stopped)
+            return FL_OK;
         return fl_fail(err, FL_CORRUPT, "%u descriptors came that no frame speaks of",
                        n_fds + in->n_fds);
     }

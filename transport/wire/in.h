@@ -33,7 +33,7 @@ void wire_in_fini(struct wire_in *in); /* drops everything under way; may be fil
 enum fl_status wire_in_iov(struct wire_in *in, struct iovec iov[WIRE_IN_IOV], int *n,
                            struct fl_err *err);
 /* n bytes came where wire_in_iov() said, with these descriptors (taken). Calls message() for each
- * frame that is whole now. After a failure or wire_in_stop() nothing more is delivered. */
+ * frame that is whole now. After a failure it must be stopped; then what comes is dropped. */
 enum fl_status wire_in_got(struct wire_in *in, size_t n, const int *fds, unsigned n_fds,
                            struct fl_err *err);
 void wire_in_stop(struct wire_in *in); /* inside message() too */

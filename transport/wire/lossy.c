@@ -134,7 +134,7 @@ static enum fl_status lossy_write(struct wire_line *line, const struct iovec *io
         if (!k->late.loop)
             fl_timer_arm(line->loop, &k->late, k->first->due_ns);
     } else {
-        struct iovec one = {c ? c->data : NULL, c ? c->len : 0};
+        struct iovec one = { c ? c->data : NULL, c ? c->len : 0 };
 
         st = k->inner->ops->write(k->inner, c ? &one : part, c ? 1 : n, fds, n_fds, wrote, err);
         free(c);
@@ -191,7 +191,7 @@ static void arrive(struct lossy_line *k)
 
     while (k->first && k->first->due_ns <= fl_loop_now_ns(k->k.loop) && st == FL_OK) {
         struct late *c = k->first;
-        struct iovec iov = {c->data + c->off, c->len - c->off};
+        struct iovec iov = { c->data + c->off, c->len - c->off };
         size_t wrote = 0;
 
         st = k->inner->ops->write(k->inner, &iov, 1, NULL, 0, &wrote, &err);
@@ -218,8 +218,9 @@ static void late_fire(struct fl_timer *t, uint64_t now_ns)
     arrive(container_of(t, struct lossy_line, late));
 }
 
-static const struct line_ops lossy_ops = {
-    .write = lossy_write, .read = lossy_read, .drop = lossy_drop};
+static const struct line_ops lossy_ops = { .write = lossy_write,
+                                           .read = lossy_read,
+                                           .drop = lossy_drop };
 
 /* ---- the inner line's user */
 
@@ -251,8 +252,9 @@ static void inner_down(void *arg, const struct fl_err *why)
     k->k.user->down(k->k.arg, why);
 }
 
-static const struct line_user inner_user = {
-    .up = inner_up, .ready = inner_ready, .down = inner_down};
+static const struct line_user inner_user = { .up = inner_up,
+                                             .ready = inner_ready,
+                                             .down = inner_down };
 
 static struct lossy_line *line_create(struct fl_loop *l, const struct lossy_plan *plan)
 {
@@ -260,7 +262,7 @@ static struct lossy_line *line_create(struct fl_loop *l, const struct lossy_plan
 
     if (!k)
         return NULL;
-    k->k = (struct wire_line){.ops = &lossy_ops, .loop = l};
+    k->k = (struct wire_line){ .ops = &lossy_ops, .loop = l };
     k->plan = *plan;
     k->dice = plan->seed;
     k->poke.run = poked;
@@ -344,7 +346,7 @@ static enum fl_status lossy_listen(struct fl_loop *l, const struct stream_to *at
                                    void (*arrived)(void *arg, struct wire_line *k_take), void *arg,
                                    struct wire_port **out, struct fl_err *err)
 {
-    static const struct wire_port_ops ops = {.close = lossy_close, .pause = lossy_pause};
+    static const struct wire_port_ops ops = { .close = lossy_close, .pause = lossy_pause };
     struct lossy_port *p;
     enum fl_status st;
 
@@ -352,7 +354,7 @@ static enum fl_status lossy_listen(struct fl_loop *l, const struct stream_to *at
     p = calloc(1, sizeof(*p));
     if (!p)
         return fl_fail(err, FL_EXHAUSTED, "no memory to listen at %s", at->target);
-    p->p = (struct wire_port){.ops = &ops, .arrived = arrived, .arg = arg};
+    p->p = (struct wire_port){ .ops = &ops, .arrived = arrived, .arg = arg };
     p->loop = l;
     p->plan = *at->lossy;
     st = at->lossy->over->carrier->listen(l, at, has_key, inner_arrived, p, &p->inner, err);
@@ -365,7 +367,7 @@ static enum fl_status lossy_listen(struct fl_loop *l, const struct stream_to *at
     return FL_OK;
 }
 
-static const struct wire_carrier lossy_carrier = {.dial = lossy_dial, .listen = lossy_listen};
+static const struct wire_carrier lossy_carrier = { .dial = lossy_dial, .listen = lossy_listen };
 const struct stream_ops stream_lossy = {
     .name = "lossy",
     .caps = STREAM_FDS | STREAM_LOCAL,

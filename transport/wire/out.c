@@ -91,7 +91,7 @@ static struct out_seg *seg_create(size_t cap)
     struct out_seg *g = FL_FAULT("wire.queue") ? NULL : malloc(sizeof(*g) + cap);
 
     if (g) {
-        *g = (struct out_seg){.cap = cap};
+        *g = (struct out_seg){ .cap = cap };
         g->data = g->own;
     }
     return g;
@@ -240,7 +240,7 @@ static enum fl_status piece(struct wire_out *o, struct fl_err *err)
 
         wire_head_write(
             more, &(struct wire_head){
-                      .kind = WIRE_MORE, .lane = b->head.lane, .id = b->head.id, .blob_bytes = n});
+                      .kind = WIRE_MORE, .lane = b->head.lane, .id = b->head.id, .blob_bytes = n });
         add(o, g, more, sizeof(more));
         o->queued_bytes += sizeof(more);
     }
@@ -276,7 +276,7 @@ enum fl_status wire_out_next(struct wire_out *o, struct iovec *iov, unsigned max
             *n_fds = g->fds->n;
         }
         if (g->len > g->off)
-            iov[n++] = (struct iovec){(void *)(uintptr_t)(g->data + g->off), g->len - g->off};
+            iov[n++] = (struct iovec){ (void *)(uintptr_t)(g->data + g->off), g->len - g->off };
     }
     *n_iov = n;
     return FL_OK;
@@ -311,7 +311,7 @@ void wire_out_clear(struct wire_out *o)
 {
     struct wire_out all = *o;
 
-    *o = (struct wire_out){0};
+    *o = (struct wire_out){ 0 };
     while (all.first) {
         struct out_seg *g = all.first;
 

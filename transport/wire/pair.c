@@ -65,7 +65,7 @@ static enum fl_status put_mark(struct pair_line *to, const int *fds, unsigned n,
 
     if (to->n_marks == MARKS)
         return FL_AGAIN;
-    *m = (struct mark){.at = to->to};
+    *m = (struct mark){ .at = to->to };
     for (; m->n < n; m->n++) {
         m->fds[m->n] = fcntl(fds[m->n], F_DUPFD_CLOEXEC, 3);
         if (m->fds[m->n] < 0) {
@@ -154,7 +154,9 @@ static enum fl_status pair_read(struct wire_line *line, const struct iovec *iov,
     return FL_OK;
 }
 
-static const struct line_ops pair_ops = {.write = pair_write, .read = pair_read, .drop = pair_drop};
+static const struct line_ops pair_ops = { .write = pair_write,
+                                          .read = pair_read,
+                                          .drop = pair_drop };
 
 static struct pair_line *line_create(struct fl_loop *l, void (*run)(struct fl_task *t))
 {
@@ -162,7 +164,7 @@ static struct pair_line *line_create(struct fl_loop *l, void (*run)(struct fl_ta
 
     if (!k)
         return NULL;
-    k->k = (struct wire_line){.ops = &pair_ops, .loop = l, .caps = STREAM_FDS | STREAM_LOCAL};
+    k->k = (struct wire_line){ .ops = &pair_ops, .loop = l, .caps = STREAM_FDS | STREAM_LOCAL };
     k->poke.run = run;
     k->ring = malloc(RING_BYTES);
     k->marks = calloc(MARKS, sizeof(*k->marks));
@@ -257,7 +259,7 @@ static enum fl_status pair_listen(struct fl_loop *l, const struct stream_to *at,
                                   void (*arrived)(void *arg, struct wire_line *k_take), void *arg,
                                   struct wire_port **out, struct fl_err *err)
 {
-    static const struct wire_port_ops ops = {.close = pair_close, .pause = pair_pause};
+    static const struct wire_port_ops ops = { .close = pair_close, .pause = pair_pause };
     struct pair_port *p;
 
     (void)has_key;
@@ -269,7 +271,7 @@ static enum fl_status pair_listen(struct fl_loop *l, const struct stream_to *at,
     p = calloc(1, sizeof(*p));
     if (!p)
         return fl_fail(err, FL_EXHAUSTED, "no memory to listen at %s", at->target);
-    p->p = (struct wire_port){.ops = &ops, .arrived = arrived, .arg = arg};
+    p->p = (struct wire_port){ .ops = &ops, .arrived = arrived, .arg = arg };
     p->loop = l;
     snprintf(p->p.at, sizeof(p->p.at), "%s", at->target);
     pthread_mutex_lock(&ports_lock);
@@ -280,7 +282,7 @@ static enum fl_status pair_listen(struct fl_loop *l, const struct stream_to *at,
     return FL_OK;
 }
 
-static const struct wire_carrier pair_carrier = {.dial = pair_dial, .listen = pair_listen};
+static const struct wire_carrier pair_carrier = { .dial = pair_dial, .listen = pair_listen };
 const struct stream_ops stream_pair = {
     .name = "pair",
     .caps = STREAM_FDS | STREAM_LOCAL,

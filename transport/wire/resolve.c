@@ -11,7 +11,7 @@
 
 enum fl_status wire_addr_unix(const char *path, struct wire_addrs *out, struct fl_err *err)
 {
-    struct wire_addrs a = {.n = 1};
+    struct wire_addrs a = { .n = 1 };
 
     FL_TRY(fl_unix_addr(path, &a.a[0].u.un, err));
     a.a[0].len = sizeof(struct sockaddr_un);
@@ -21,7 +21,7 @@ enum fl_status wire_addr_unix(const char *path, struct wire_addrs *out, struct f
 
 bool wire_addr_parse(const char *host, uint16_t port, struct wire_addrs *out)
 {
-    struct wire_addrs a = {.n = 1};
+    struct wire_addrs a = { .n = 1 };
     union wire_sockaddr *u = &a.a[0].u;
 
     if (strcmp(host, "localhost") == 0)
@@ -67,7 +67,7 @@ struct wire_resolve {
 static void look_up(struct fl_work *w) /* pool thread */
 {
     struct wire_resolve *r = container_of(w, struct wire_resolve, work);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
+    struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *list = NULL;
 
     r->rc = FL_FAULT("wire.resolve") ? EAI_FAIL : getaddrinfo(r->host, r->port, &hints, &list);
     for (struct addrinfo *a = list; r->rc == 0 && a && r->addrs.n < WIRE_ADDRS; a = a->ai_next) {
@@ -86,7 +86,7 @@ static void look_up(struct fl_work *w) /* pool thread */
 static void looked_up(struct fl_work *w, enum fl_status st)
 {
     struct wire_resolve *r = container_of(w, struct wire_resolve, work);
-    struct fl_err err = {0};
+    struct fl_err err = { 0 };
 
     if (st != FL_OK)
         fl_fail(&err, st, "look up host %s", r->host);
@@ -107,7 +107,7 @@ enum fl_status wire_resolve(struct fl_loop *l, const char *host, uint16_t port,
 
     if (!r)
         return fl_fail(err, FL_EXHAUSTED, "no memory to look up %s", host);
-    r->work = (struct fl_work){.work = look_up, .done = looked_up};
+    r->work = (struct fl_work){ .work = look_up, .done = looked_up };
     r->done = done;
     r->arg = arg;
     snprintf(r->host, sizeof(r->host), "%s", host);

@@ -70,8 +70,9 @@ enum fl_status stream_listen(struct fl_loop *l, const struct stream_ops *kind,
 
     if (!s)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a server");
-    *s =
-        (struct stream_server){.loop = l, .ops = kind, .at = *at, .accepted = accepted, .arg = arg};
+    *s = (struct stream_server){
+        .loop = l, .ops = kind, .at = *at, .accepted = accepted, .arg = arg
+    };
     if (me)
         s->me = *me;
     s->at.key_path = NULL;
@@ -107,8 +108,12 @@ void stream_server_destroy(struct stream_server *s)
         return;
     fl_fail(&why, FL_UNREACHABLE, "the server ends");
     s->at.refused = NULL;
-    while (s->greeting)
-        wire_stream_refuse(s->greeting, &why);
+    while (s->greeting) {
+        struct wire_stream *w = s->greeting;
+
+        wire_stream_refuse(w, &why);
+        wire_server_left(w); /* it lingers on its own */
+    }
     s->port->ops->close(s->port);
     explicit_bzero(s->key, sizeof(s->key));
     free(s);

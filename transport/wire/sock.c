@@ -71,16 +71,16 @@ static enum fl_status sock_write(struct wire_line *line, const struct iovec *iov
         char room[CMSG_SPACE(LINE_FDS * sizeof(int))];
         struct cmsghdr align;
     } control;
-    struct msghdr m = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n};
+    struct msghdr m = { .msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n };
     ssize_t rc;
 
     if (n_fds) {
         m.msg_control = control.room;
         m.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
         memset(control.room, 0, m.msg_controllen);
-        *CMSG_FIRSTHDR(&m) = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
-                                              .cmsg_type = SCM_RIGHTS,
-                                              .cmsg_len = CMSG_LEN(n_fds * sizeof(int))};
+        *CMSG_FIRSTHDR(&m) = (struct cmsghdr){ .cmsg_level = SOL_SOCKET,
+                                               .cmsg_type = SCM_RIGHTS,
+                                               .cmsg_len = CMSG_LEN(n_fds * sizeof(int)) };
         memcpy(CMSG_DATA(CMSG_FIRSTHDR(&m)), fds, n_fds * sizeof(int));
     }
     do
@@ -130,7 +130,7 @@ static enum fl_status sock_read(struct wire_line *line, const struct iovec *iov,
         char room[CMSG_SPACE(LINE_FDS * sizeof(int))];
         struct cmsghdr align;
     } control;
-    struct msghdr m = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n};
+    struct msghdr m = { .msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n };
     ssize_t rc;
 
     if (line->caps & STREAM_FDS) {
@@ -149,7 +149,9 @@ static enum fl_status sock_read(struct wire_line *line, const struct iovec *iov,
     return FL_OK;
 }
 
-static const struct line_ops sock_ops = {.write = sock_write, .read = sock_read, .drop = sock_drop};
+static const struct line_ops sock_ops = { .write = sock_write,
+                                          .read = sock_read,
+                                          .drop = sock_drop };
 
 /* ---- readiness */
 
@@ -219,12 +221,12 @@ static void tcp_options(int fd)
     static const struct {
         int level, name, value;
     } set[] = {
-        {IPPROTO_TCP, TCP_NODELAY, 1},
-        {SOL_SOCKET, SO_KEEPALIVE, 1},
-        {IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE_S},
-        {IPPROTO_TCP, TCP_KEEPINTVL, KEEP_EVERY_S},
-        {IPPROTO_TCP, TCP_KEEPCNT, KEEP_TIMES},
-        {IPPROTO_TCP, TCP_USER_TIMEOUT, UNACKED_MS},
+        { IPPROTO_TCP, TCP_NODELAY, 1 },
+        { SOL_SOCKET, SO_KEEPALIVE, 1 },
+        { IPPROTO_TCP, TCP_KEEPIDLE, KEEP_IDLE_S },
+        { IPPROTO_TCP, TCP_KEEPINTVL, KEEP_EVERY_S },
+        { IPPROTO_TCP, TCP_KEEPCNT, KEEP_TIMES },
+        { IPPROTO_TCP, TCP_USER_TIMEOUT, UNACKED_MS },
     };
 
     for (unsigned i = 0; i < FL_LEN(set); i++)
@@ -301,7 +303,7 @@ static struct sock_line *line_create(struct fl_loop *l, int fd, unsigned caps)
 
     if (!k)
         return NULL;
-    k->k = (struct wire_line){.ops = &sock_ops, .loop = l, .caps = caps};
+    k->k = (struct wire_line){ .ops = &sock_ops, .loop = l, .caps = caps };
     k->fd = fd;
     k->start.run = start;
     return k;
@@ -312,7 +314,7 @@ static enum fl_status sock_dial(struct fl_loop *l, const struct stream_to *to,
                                 struct fl_err *err)
 {
     bool local = strncmp(to->target, "unix:", 5) == 0;
-    struct wire_addrs now = {0};
+    struct wire_addrs now = { 0 };
     char host[WIRE_HOST_MAX];
     uint16_t port;
     struct sock_line *k;
@@ -356,7 +358,7 @@ enum fl_status sock_line_of(struct fl_loop *l, int fd_take, struct wire_line **o
         return fl_fail(err, FL_EXHAUSTED, "no memory for a connection");
     }
     if (local) {
-        struct ucred c = {0};
+        struct ucred c = { 0 };
 
         st = check_user(fd_take, err);
         len = sizeof(c);
@@ -379,7 +381,7 @@ enum fl_status sock_line_of(struct fl_loop *l, int fd_take, struct wire_line **o
     return FL_OK;
 }
 
-static const struct wire_carrier sock_carrier = {.dial = sock_dial, .listen = sock_listen};
+static const struct wire_carrier sock_carrier = { .dial = sock_dial, .listen = sock_listen };
 const struct stream_ops stream_sock = {
     .name = "sock",
     .caps = STREAM_FDS | STREAM_LOCAL,

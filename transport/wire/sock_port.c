@@ -99,7 +99,7 @@ static void port_ready(void *arg, unsigned events)
         port_free(p);
 }
 
-static const struct wire_port_ops port_ops = {.close = sock_port_close, .pause = sock_pause};
+static const struct wire_port_ops port_ops = { .close = sock_port_close, .pause = sock_pause };
 
 /* A socket file without a server behind it is the rest of one that was killed. */
 static enum fl_status clear_path(const struct wire_addr *a, struct fl_err *err)
@@ -197,7 +197,7 @@ enum fl_status sock_listen(struct fl_loop *l, const struct stream_to *at, bool h
     p = calloc(1, sizeof(*p));
     if (!p)
         return fl_fail(err, FL_EXHAUSTED, "no memory to listen at %s", at->target);
-    p->p = (struct wire_port){.ops = &port_ops, .arrived = arrived, .arg = arg};
+    p->p = (struct wire_port){ .ops = &port_ops, .arrived = arrived, .arg = arg };
     p->loop = l;
     p->fd = -1;
     st = open_port(p, at->target, &a.a[0], err);

@@ -129,7 +129,7 @@ static void too_late(struct fl_timer *t, uint64_t now_ns)
 static void attempt(struct wire_stream *w)
 {
     const struct wire_carrier *c = w->s.ops->carrier;
-    struct fl_err err = {0};
+    struct fl_err err = { 0 };
 
     w->state = WIRE_DIALLING;
     w->step = 0;
@@ -169,7 +169,7 @@ void wire_stream_opened(struct wire_stream *w)
 static void flush(struct wire_stream *w)
 {
     size_t budget = FLUSH_BYTES;
-    struct fl_err err = {0};
+    struct fl_err err = { 0 };
 
     if (w->flushing)
         return;
@@ -251,21 +251,10 @@ enum fl_status wire_send(struct stream *s, const struct wire_msg *m, struct fl_e
 static void put_bye(struct wire_stream *w, const struct fl_err *why)
 {
     uint8_t body[WIRE_REASON_MAX];
-    struct wire_msg m = {.head = {.kind = WIRE_BYE}, .body = body};
+    struct wire_msg m = { .head = { .kind = WIRE_BYE }, .body = body };
 
     m.head.body_bytes = (uint32_t)wire_reason_write(body, why);
     (void)wire_stream_put(w, &m, NULL); /* the hang-up says it too, with less words */
-}
-
-void wire_stream_refuse(struct wire_stream *w, const struct fl_err *why)
-{
-    struct fl_err kept = *why;
-
-    if (w->line && (w->state == WIRE_GREETING || w->state == WIRE_OPEN)) {
-        put_bye(w, &kept);
-        flush(w);
-    }
-    wire_stream_break(w, &kept);
 }
 
 static void lingered(struct fl_timer *t, uint64_t now_ns)
@@ -276,11 +265,38 @@ static void lingered(struct fl_timer *t, uint64_t now_ns)
     gone(w, &w->why);
 }
 
+static void leave(struct wire_stream *w, const struct fl_err *why)
+{
+    put_bye(w, why);
+    if (why != &w->why)
+        w->why = *why;
+    w->state = WIRE_LEAVING;
+    wire_in_stop(
+        &w->in); /* read on, so that the peer can read what we still say, but listen no more */
+    fl_loop_hold(w->s.loop); /* until all has left, or for as long as it lingers */
+    w->due.fire = lingered;
+    fl_timer_arm_in(w->s.loop, &w->due, WIRE_LINGER_MS);
+}
+
+void wire_stream_refuse(struct wire_stream *w, const struct fl_err *why)
+{
+    bool told = w->line && (w->state == WIRE_GREETING || w->state == WIRE_OPEN);
+
+    if (told && (!w->to.again || is_final(why->status))) {
+        leave(w, why);
+        return;
+    }
+    if (told)
+        put_bye(w, why);
+    flush(w);
+    wire_stream_break(w, why);
+}
+
 void wire_close(struct stream *s, const struct fl_err *why)
 {
     struct wire_stream *w = wire_stream_of(s);
     bool open = w->state == WIRE_OPEN && w->line;
-    struct fl_err done = {.status = FL_OK, .text = "closed"};
+    struct fl_err done = { .status = FL_OK, .text = "closed" };
 
     if (w->state == WIRE_LEAVING || w->state == WIRE_GONE)
         return;
@@ -289,12 +305,7 @@ void wire_close(struct stream *s, const struct fl_err *why)
         gone(w, why);
         return;
     }
-    put_bye(w, why);
-    w->why = *why;
-    w->state = WIRE_LEAVING;
-    fl_loop_hold(s->loop); /* until all has left, or for as long as it lingers */
-    w->due.fire = lingered;
-    fl_timer_arm_in(s->loop, &w->due, WIRE_LINGER_MS);
+    leave(w, why);
 }
 
 /* ---- in */
@@ -319,8 +330,6 @@ static enum fl_status on_message(void *arg, const struct wire_msg *m, struct fl_
 {
     struct wire_stream *w = arg;
 
-    if (w->state == WIRE_LEAVING)
-        return FL_OK; /* read, so that the peer can read what we still say */
     if (m->head.kind == WIRE_BYE) {
         hung_up(w, m);
         return FL_OK;
@@ -362,7 +371,7 @@ static void line_ready(void *arg, unsigned what)
 {
     struct wire_stream *w = arg;
     enum fl_status st = FL_OK;
-    struct fl_err err = {0};
+    struct fl_err err = { 0 };
 
     if (what & LINE_OUT) {
         w->blocked = false;
@@ -371,7 +380,7 @@ static void line_ready(void *arg, unsigned what)
     if (!(what & LINE_IN) || !w->line || w->reading)
         return;
     w->reading = true;
-    for (unsigned i = 0; i < WIRE_READS && st == FL_OK && w->line && !w->in.stopped; i++)
+    for (unsigned i = 0; i < WIRE_READS && st == FL_OK && w->line; i++)
         st = take(w, &err);
     if (st != FL_OK && st != FL_AGAIN) {
         fl_wrap(&err, st, "%s", w->name);
@@ -390,7 +399,7 @@ static void line_ready(void *arg, unsigned what)
 static void line_up(void *arg)
 {
     struct wire_stream *w = arg;
-    struct fl_err err = {0};
+    struct fl_err err = { 0 };
 
     w->state = WIRE_GREETING;
     if (wire_greet_start(w, &err) != FL_OK)
@@ -402,7 +411,7 @@ static void line_down(void *arg, const struct fl_err *why)
     wire_stream_break(arg, why);
 }
 
-const struct line_user wire_stream_line = {.up = line_up, .ready = line_ready, .down = line_down};
+const struct line_user wire_stream_line = { .up = line_up, .ready = line_ready, .down = line_down };
 
 /* ---- the face */
 
@@ -414,7 +423,7 @@ enum fl_status wire_stream_create(struct fl_loop *l, const struct stream_ops *op
 
     if (!w)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a stream");
-    w->s = (struct stream){.ops = ops, .loop = l, .bound_bytes = WIRE_BOUND};
+    w->s = (struct stream){ .ops = ops, .loop = l, .bound_bytes = WIRE_BOUND };
     w->flush.run = flush_task;
     w->reap.run = reap;
     w->in.arg = w;
