@@ -1,10 +1,10 @@
 /* kernels/digest.h - the additive digest of a tensor's bytes, alone or while copying
  *
- * A tensor's digest is a sum mod 2^64, in two lanes, over its bytes: each byte counts with a weight that
- * depends on its index in the whole tensor alone. Being a sum it is the same over any split into
- * shards, buckets, runs and ranks, in any order, at any alignment, and independent of the plan that
- * moved the bytes. Zero bytes count too, so a run that was left out is seen. It catches accidents,
- * not enemies. This is the plain C form; device code must give the same values. */
+ * A tensor's digest is a sum mod 2^64, in two lanes, over its bytes: each byte counts with a weight
+ * that depends on its index in the whole tensor alone. Being a sum it is the same over any split
+ * into shards, buckets, runs and ranks, in any order, at any alignment, and independent of the plan
+ * that moved the bytes. Zero bytes count too, so a run that was left out is seen. It catches
+ * accidents, not enemies. This is the plain C form; device code must give the same values. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -1,0 +1,74 @@
+/* transport/xfer/plan_priv.h - the steps of xfer_plan_make, for its files and tests */
+#pragma once
+#include "transport/xfer/plan.h"
+
+/* ---- box algebra (plan_box.c) ---- */
+enum { BOX_CUTS = 2 * FL_DIMS }; /* most boxes that are left of one when another is cut out */
+bool box_meet(unsigned ndim, const struct xfer_box *a, const struct xfer_box *b,
+              struct xfer_box *out); /* false: nothing in common */
+bool box_same(unsigned ndim, const struct xfer_box *a, const struct xfer_box *b);
+/* What is left of a without b, which lies inside of a: disjoint boxes, returns how many. */
+unsigned box_cut(unsigned ndim, const struct xfer_box *a, const struct xfer_box *b,
+                 struct xfer_box out[BOX_CUTS]);
+
+struct box_list { struct xfer_box *at; size_t n, cap; };
+bool box_list_add(struct box_list *l, const struct xfer_box *b); /* false: no memory */
+void box_list_fini(struct box_list *l);
+/* Takes what is in cut out of every box of l; what was taken goes to taken (NULL: nowhere). */
+bool box_list_cut(struct box_list *l, unsigned ndim, const struct xfer_box *cut,
+                  struct box_list *taken);
+
+/* A box that lies somewhere: both sides of a segment. */
+struct placed { const struct xfer_box *box; uint64_t off; };
+/* The segments that bring part from one place to the other; emit is called for each, in order.
+ * part lies inside both. Stops at the first false, and returns it. */
+bool box_segments(const struct xfer_tensor *t, uint32_t tensor, const struct xfer_box *part,
+                  struct placed from, struct placed to,
+                  bool (*emit)(void *arg, const struct link_seg *seg), void *arg);
+
+/* ---- the union of all tensors (plan_table.c) ---- */
+struct plan_table {
+    struct xfer_tensor *tensors; /* sorted by name; names are borrowed from the manifests */
+    size_t n;
+    uint32_t **map; /* per manifest, sources first: its index to ours */
+};
+/* FL_INVALID: the first name in order that one side lacks, or that differs; both lines. */
+enum fl_status plan_table_make(const struct xfer_plan_in *in, struct plan_table *out,
+                               struct fl_err *err);
+void plan_table_fini(struct plan_table *t, const struct xfer_plan_in *in);
+
+/* ---- which sources hold what (plan_holders.c) ---- */
+struct holder { uint32_t source, piece; };
+struct shard { /* one box of a tensor, and all that hold it */
+    const struct xfer_box *box;
+    uint64_t far_end; /* largest end in dimension 0 of this shard and those before it */
+    uint32_t first_holder, n_holders;
+};
+struct plan_holders {
+    struct holder *holders;
+    struct shard *shards;  /* of a tensor: sorted by box                    */
+    uint32_t *first_shard; /* per tensor, and one more: where the next ones begin */
+};
+enum fl_status plan_holders_make(const struct xfer_plan_in *in, const struct plan_table *table,
+                                 struct plan_holders *out, struct fl_err *err);
+void plan_holders_fini(struct plan_holders *h);
+
+/* ---- a plan that owns its arrays ---- */
+struct plan_owned {
+    struct xfer_plan p;
+    struct xfer_tensor *tensors;
+    char *names;
+    struct xfer_edge *edges;
+    struct xfer_bucket *buckets;
+    struct link_seg *segs;
+    uint8_t *once;
+    uint32_t *to;
+    uint64_t (*part_hash)[2];
+};
+void plan_owned_publish(struct plan_owned *o); /* sets the pointers in p */
+/* Copies table, names included. */
+enum fl_status plan_owned_tensors(struct plan_owned *o, const struct xfer_tensor *t, size_t n,
+                                  struct fl_err *err);
+uint64_t plan_seg_bytes(const struct link_seg *s); /* run_bytes x rows */
+/* Grows an array by doubling; false: no memory, the array is as it was. */
+bool plan_grow(void *array, size_t *cap, size_t want, size_t item_bytes);
