@@ -103,6 +103,7 @@ enum fl_status furlong_update(struct furlong_group *from, struct furlong_group *
                               const struct furlong_update *how, struct furlong_report *out,
                               struct fl_err *err);
 
-/* One JSON object a step: to the head, for those who follow or look. Never waits: the last 1,024 that
- * the head has not acknowledged are kept and sent again when it is back. */
+/* One JSON object a step, up to 1 MiB: to the head, for those who follow or look. Never waits: up to
+ * 1,024 that the head has not acknowledged are kept and sent when it is back, further ones are left
+ * out; furlong_leave() waits 5 s for them. One whose acknowledgement was lost comes twice. */
 void furlong_step_record(struct furlong *f, const char *json);

@@ -361,3 +361,14 @@ uint32_t arena_out(struct arena *a)
     pthread_mutex_unlock(&a->mu);
     return out;
 }
+
+bool arena_drops(struct arena *a, uint32_t tag)
+{
+    bool drops = false;
+
+    pthread_mutex_lock(&a->mu);
+    for (unsigned i = 0; i < ARENA_TAGS; i++)
+        drops |= tag == 1u << i && a->tags[i].keep == FURLONG_KEEP_NOT;
+    pthread_mutex_unlock(&a->mu);
+    return drops;
+}

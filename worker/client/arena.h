@@ -31,4 +31,5 @@ enum fl_status arena_offload(struct arena *a, uint32_t tags, struct furlong_move
                              struct fl_err *err);
 enum fl_status arena_onload(struct arena *a, uint32_t tags, struct furlong_moved *out,
                             struct fl_err *err);
+bool arena_drops(struct arena *a, uint32_t tag); /* KEEP_NOT */
 uint32_t arena_out(struct arena *a); /* tags that are out now */

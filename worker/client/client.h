@@ -31,11 +31,13 @@ struct client_watch;  /* metrics, progress, step records */
 struct client_driver; /* members, groups, planes         */
 struct xfer_port;
 
+struct client_line { struct furlong *f; }; /* first in whatever is the service of a stream */
+
 struct furlong {
     struct client_seat seat;
     struct fl_loop *loop;
     pthread_t thread;
-    bool thread_up;
+    bool thread_up, by_env; /* by_env: holds the seat of this process */
     struct inbox inbox;
     struct arena arena;
     struct client_uplink *up;
@@ -43,7 +45,12 @@ struct furlong {
     struct client_watch *watch;
     struct client_driver *driver; /* NULL: this is no driver */
     struct xfer_port *port;
-    struct furlong_weights *sets; /* loop thread */
+    struct client_room *rooms;    /* loop thread: blobs that are being received */
+    struct furlong_weights *sets; /* loop thread, as the two below */
+    struct plane_dial *dials;     /* of sinks to sources */
+    bool leaving;
+    bool paused_by_driver;
+    unsigned paused_by_plane; /* sets in a one-slot update */
 };
 
 /* join.c: for tests, that seat several programs in one process. */
@@ -53,6 +60,15 @@ enum fl_status client_join(struct client_seat *seat_take, struct furlong **out, 
 void client_here_mark(void);
 enum fl_status client_here(const struct furlong *f, struct fl_err *err);
 
-/* Blobs and answers: 64-byte aligned, huge pages from 4 MiB on; bytes as given to alloc. */
-void *client_blob_alloc(uint64_t bytes);
-void client_blob_free(void *blob, uint64_t bytes);
+/* blob.c: 64-byte aligned, huge pages from 4 MiB on. */
+void *client_blob_alloc(uint64_t bytes); /* NULL: no memory */
+void client_blob_free(void *blob);       /* NULL is fine    */
+
+/* calls.c: what others ask of this process. service of the streams that bring it: a client_line. */
+extern const struct call_method client_methods[1];
+void client_calls_other(void *line, struct call_req *req, const struct wire_msg *m); /* the weight plane's */
+/* A call without a stream behind it: the daemon's STOP and SQUEEZE, the plane's PAUSE and COMMIT. On
+ * failure nothing is kept. Loop thread. */
+struct furlong_call *client_call_new(struct furlong *f, enum furlong_what what, struct call_req *req);
+enum fl_status client_call_put(struct furlong_call *c_take, struct fl_err *err);
+void client_calls_refuse_all(struct furlong *f); /* a program's thread; on its way out */

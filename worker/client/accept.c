@@ -1,0 +1,277 @@
+#include "worker/client/weights_priv.h"
+
+enum { RETRY_MS = 50 }; /* no memory or no room in the lane for an event that has to get through */
+
+/* ---- the engine's side of the plane --------------------------------------------------------- */
+static enum fl_status sink_room(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err)
+{
+    struct furlong_weights *w = arg;
+
+    if (w->has_spare && w->spare.bytes == bytes) {
+        *out = w->spare;
+        w->has_spare = false;
+        return FL_OK;
+    }
+    return link_mem_alloc(bytes, out, err);
+}
+
+/* One slot is kept for the next epoch: first touch of new pages is the slow part of an update. */
+static void sink_done_with(void *arg, struct link_mem *room)
+{
+    struct furlong_weights *w = arg;
+
+    if (w->away || w->dropping || w->has_spare) {
+        link_mem_free(room);
+        return;
+    }
+    w->spare = *room;
+    w->has_spare = true;
+}
+
+static bool event_put(struct furlong_weights *w, enum furlong_what what, struct fl_task *then)
+{
+    struct furlong_call *c = client_call_new(w->f, what, NULL);
+    struct fl_err err = { 0 };
+
+    if (!c)
+        return false;
+    c->set = w;
+    c->then = then;
+    if (what == FURLONG_COMMIT)
+        c->ev.version = w->next_version.number;
+    if (client_call_put(c, &err) == FL_OK)
+        return true;
+    if (err.status == FL_EXHAUSTED)
+        return false;
+    if (then) /* the program leaves: nothing reads the weights any more */
+        fl_post(w->f->loop, then);
+    return true;
+}
+
+/* PAUSE, COMMIT and RESUME have to get through, or the epoch hangs here until its lease ends. */
+static void events_flush(struct furlong_weights *w)
+{
+    if (w->paused && event_put(w, FURLONG_PAUSE, w->paused))
+        w->paused = NULL;
+    if (w->flipped && !w->paused && event_put(w, FURLONG_COMMIT, w->flipped))
+        w->flipped = NULL;
+    if (w->resume_due && !w->paused && !w->flipped && event_put(w, FURLONG_RESUME, NULL))
+        w->resume_due = false;
+    if (w->paused || w->flipped || w->resume_due)
+        fl_timer_arm_in(w->f->loop, &w->retry, RETRY_MS);
+}
+
+static void events_retry(struct fl_timer *t, uint64_t now_ns)
+{
+    (void)now_ns;
+    events_flush(container_of(t, struct furlong_weights, retry));
+}
+
+static void sink_pause(void *arg, struct fl_task *paused)
+{
+    struct furlong_weights *w = arg;
+
+    w->f->paused_by_plane++;
+    w->paused = paused;
+    events_flush(w);
+}
+
+static void sink_flip(void *arg, const struct xfer_version *now, const struct link_mem *mem,
+                      struct fl_task *flipped)
+{
+    struct furlong_weights *w = arg;
+
+    pthread_mutex_lock(&w->mu);
+    w->next_version = *now;
+    w->next_data = mem->addr;
+    pthread_mutex_unlock(&w->mu);
+    w->flipped = flipped;
+    events_flush(w);
+}
+
+static void sink_resume(void *arg)
+{
+    struct furlong_weights *w = arg;
+
+    if (w->f->paused_by_plane)
+        w->f->paused_by_plane--;
+    if (w->f->paused_by_plane || w->f->paused_by_driver)
+        return;
+    w->resume_due = true;
+    events_flush(w);
+}
+
+static const struct xfer_sink_ops sink_ops = { .room = sink_room,
+                                               .done_with = sink_done_with,
+                                               .pause = sink_pause,
+                                               .flip = sink_flip,
+                                               .resume = sink_resume };
+
+static void serves_nothing(struct furlong_weights *w)
+{
+    pthread_mutex_lock(&w->mu);
+    w->data = NULL;
+    w->version = (struct xfer_version){ .number = FURLONG_NO_VERSION };
+    pthread_mutex_unlock(&w->mu);
+}
+
+void client_weights_settle(struct furlong_call *c)
+{
+    struct furlong_weights *w = c->set;
+
+    if (c->ev.what == FURLONG_PAUSE)
+        serves_nothing(w);
+    if (c->ev.what != FURLONG_COMMIT)
+        return;
+    pthread_mutex_lock(&w->mu);
+    w->data = (uint8_t *)(uintptr_t)w->next_data;
+    w->version = w->next_version;
+    pthread_mutex_unlock(&w->mu);
+}
+
+enum fl_status furlong_weights_commit(struct furlong_weights *w, struct furlong_call *c,
+                                      struct fl_err *err)
+{
+    FL_TRY(client_here(w->f, err));
+    if (c->set != w || c->ev.what != FURLONG_COMMIT)
+        return fl_fail(err, FL_INVALID, "%s: %s is no COMMIT of these weights", w->set, c->ev.method);
+    furlong_reply(c, NULL, 0);
+    return FL_OK;
+}
+
+static void accept_begin(struct client_sync *s)
+{
+    struct making *k = container_of(s, struct making, sync);
+    struct furlong_weights *w = k->w;
+    struct xfer_sink_opts o = { .set = w->set,
+                                .want = k->m,
+                                .slots = k->slots,
+                                .check_equal = k->check_equal,
+                                .ops = &sink_ops,
+                                .arg = w };
+    struct fl_err err;
+    enum fl_status st = weights_member(w->f, &o.me, &err);
+
+    if (st == FL_OK)
+        st = link_place_here(w->f->seat.shown.address, &o.place, &err);
+    if (st == FL_OK)
+        st = xfer_sink_create(w->f->loop, w->f->port, &o, &w->sink, &err);
+    if (st == FL_OK)
+        weights_added(w);
+    client_sync_end(s, st, &err);
+}
+
+enum fl_status furlong_weights_accept(struct furlong *f, const char *set,
+                                      const struct furlong_tensor *t, size_t n,
+                                      const struct furlong_weights_opts *o,
+                                      struct furlong_weights **out, struct fl_err *err)
+{
+    struct furlong_weights *w = NULL;
+    struct laid_out l = { 0 };
+    struct making k = { .m = &l.m, .check_equal = o && o->check_equal };
+    enum fl_status st;
+
+    FL_TRY(weights_new(f, set, o, &w, err));
+    w->retry.fire = events_retry;
+    st = weights_lay_out(w, t, n, &l, err);
+    k.w = w;
+    k.slots = weights_one_slot(w, o) ? XFER_ONE_SLOT : XFER_TWO_SLOTS;
+    if (st == FL_OK)
+        st = client_sync_run(f->loop, &k.sync, accept_begin, err);
+    laid_out_fini(&l);
+    if (st != FL_OK) {
+        weights_free(w);
+        return st;
+    }
+    *out = w;
+    return FL_OK;
+}
+
+/* ---- offload -------------------------------------------------------------------------------- */
+struct going { struct client_sync sync; struct furlong *f; bool drop; struct furlong_moved *m; };
+
+static void onload_begin(struct client_sync *s)
+{
+    for (struct furlong_weights *w = container_of(s, struct going, sync)->f->sets; w; w = w->next) {
+        if (w->sink && w->away) {
+            w->away = false;
+            xfer_sink_onload(w->sink);
+        }
+    }
+    client_sync_end(s, FL_OK, NULL);
+}
+
+static enum fl_status sink_offload(struct furlong_weights *w, struct going *g, struct fl_err *err)
+{
+    struct xfer_version serving;
+    const struct link_mem *mem = xfer_sink_data(w->sink, &serving);
+    uint64_t bytes = mem ? mem->bytes : 0;
+    enum fl_status st;
+
+    w->away = true; /* done_with() keeps nothing from here on */
+    st = xfer_sink_offload(w->sink, g->drop, err);
+    if (st != FL_OK) {
+        w->away = false;
+        return fl_wrap(err, st, "%s", w->set);
+    }
+    if (w->has_spare) {
+        bytes += w->spare.bytes;
+        link_mem_free(&w->spare);
+        w->has_spare = false;
+    }
+    if (g->drop) {
+        g->m->dropped_bytes += bytes;
+        serves_nothing(w);
+    } else {
+        g->m->kept_bytes += bytes;
+    }
+    return FL_OK;
+}
+
+static void offload_begin(struct client_sync *s)
+{
+    struct going *g = container_of(s, struct going, sync);
+    enum fl_status st = FL_OK;
+    struct fl_err err;
+
+    for (struct furlong_weights *w = g->f->sets; w && st == FL_OK; w = w->next)
+        if (w->sink && !w->away)
+            st = sink_offload(w, g, &err);
+    client_sync_end(s, st, &err);
+}
+
+enum fl_status client_weights_offload(struct furlong *f, uint32_t tags, struct furlong_moved *m,
+                                      struct fl_err *err)
+{
+    struct furlong_moved arena = { 0 }, sets = { 0 };
+    struct going g = { .f = f, .drop = arena_drops(&f->arena, FURLONG_TAG_WEIGHTS), .m = &sets };
+    uint64_t at = fl_clock_boot_ns();
+    enum fl_status st;
+
+    if (tags & FURLONG_TAG_WEIGHTS)
+        FL_TRY(client_sync_run(f->loop, &g.sync, offload_begin, err));
+    sets.setup_s = (double)(fl_clock_boot_ns() - at) / 1e9;
+    st = arena_offload(&f->arena, tags, &arena, err);
+    if (st != FL_OK) {
+        if (tags & FURLONG_TAG_WEIGHTS)
+            client_sync_run(f->loop, &g.sync, onload_begin, NULL);
+        return st;
+    }
+    *m = (struct furlong_moved){ .setup_s = sets.setup_s + arena.setup_s,
+                                 .copy_s = arena.copy_s,
+                                 .dropped_bytes = sets.dropped_bytes + arena.dropped_bytes,
+                                 .kept_bytes = sets.kept_bytes + arena.kept_bytes,
+                                 .written_bytes = arena.written_bytes };
+    return FL_OK;
+}
+
+enum fl_status client_weights_onload(struct furlong *f, uint32_t tags, struct furlong_moved *m,
+                                     struct fl_err *err)
+{
+    struct going g = { .f = f };
+
+    FL_TRY(arena_onload(&f->arena, tags, m, err));
+    if (tags & FURLONG_TAG_WEIGHTS)
+        client_sync_run(f->loop, &g.sync, onload_begin, NULL);
+    return FL_OK;
+}

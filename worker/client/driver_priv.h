@@ -1,0 +1,55 @@
+/* worker/client/driver_priv.h - what members.c, group.c, layout.c and plane.c share */
+#pragma once
+#include "common/base/str.h"
+#include "worker/client/driver.h"
+#include "worker/client/sync.h"
+
+enum { DRIVER_MEMBERS_MAX = 65536 };
+struct member {
+    char role[32];
+    uint32_t rank, state;
+    struct client_where at;
+    char node[64], why[256];
+    bool holds; /* a version of the plane that ends here */
+};
+struct plane;
+struct client_driver {
+    struct furlong *f;
+    pthread_mutex_t mu;
+    pthread_cond_t changed;
+    struct member *members; /* under mu; the loop alone writes */
+    size_t n_members, room_members;
+    unsigned giving_back; /* relays in the background, under mu */
+    /* loop thread */
+    struct client_relay list;
+    bool listing;
+    struct plane *planes;
+};
+struct furlong_group {
+    struct client_driver *d;
+    char role[32];
+    uint8_t id[64]; /* of the placement group */
+    size_t id_bytes;
+    uint32_t n;
+    struct furlong_peer **peers;
+};
+struct furlong_layout {
+    struct furlong *f;
+    struct Fl__Layout *pb;
+};
+
+enum fl_status driver_of(struct furlong *f, struct client_driver **out, struct fl_err *err);
+/* mu is held. NULL: not in the list. */
+struct member *member_find(struct client_driver *d, const char *role, uint32_t rank);
+/* "rollout 3 on gpu-b, attempt 2" */
+void member_print(const struct member *m, struct fl_str *out);
+/* Loop thread: Members, from a reply or an event. */
+enum fl_status members_take(struct client_driver *d, const void *body, size_t bytes, struct fl_err *err);
+
+/* The message in the background, made again until the head has it, 60 s at most. Any thread. */
+struct ProtobufCMessage;
+void driver_send_later(struct client_driver *d, uint16_t method, const struct ProtobufCMessage *m);
+
+void plane_group_ends(struct furlong_group *g); /* a program's thread */
+bool plane_feeds(struct client_driver *d, const char *role); /* mu held: members of that role hold versions */
+void planes_close(struct client_driver *d); /* loop thread */

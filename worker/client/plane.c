@@ -1,0 +1,499 @@
+#include <stdlib.h>
+#include "common/base/id.h"
+#include "common/base/log.h"
+#include "transport/xfer/coord.h"
+#include "worker/client/driver_priv.h"
+#include "worker/client/weights.h"
+
+/* One plane a set: the coordinator of its epochs, and streams to every member of two groups. The
+ * coordinator answers begin() of trainers whatever the program does meanwhile, and engines that came
+ * back are filled by the library, between the program's own updates. */
+enum {
+    REACH_MS = 5000,      /* for members that live but have no stream yet, before an update starts */
+    FILL_PAUSE_MS = 1000, /* after a fill that did not succeed                                     */
+    FILL_MS = 120000
+};
+struct plane_member {
+    struct client_reach reach;
+    struct plane *plane;
+    uint32_t party;
+    bool source, added;
+    struct fl_seat_ref who;
+};
+struct plane {
+    struct client_driver *d;
+    struct plane *next;
+    char set[64], from_role[32], to_role[32];
+    struct furlong_group *from, *to;
+    struct xfer_coord *coord;
+    uint64_t bucket_bytes;
+    char dir[1024];
+    struct plane_member *members; /* sources, then engines */
+    uint32_t n_from, n_to;
+    struct xfer_run run;
+    bool running, filling, has_version, fill_due;
+    struct fl_timer again;     /* the next fill      */
+    struct fl_timer reach_due; /* of the one waiting */
+    struct updating *waiting, *current;
+};
+struct updating {
+    struct client_sync sync;
+    struct furlong_group *from, *to;
+    const struct furlong_update *how;
+    enum xfer_mode mode;
+    uint64_t due_ns;
+    struct furlong_report report;
+};
+
+static void plane_go(struct plane *p);
+
+/* ---- members -------------------------------------------------------------------------------- */
+static void member_reached(struct client_reach *r, const struct client_where *where, struct call_peer *call)
+{
+    struct plane_member *m = container_of(r, struct plane_member, reach);
+    struct plane *p = m->plane;
+    struct xfer_member who = { .who = where->who, .party = m->party };
+    struct fl_err err;
+    enum fl_status st;
+
+    (void)FL_COPY(who.name, where->name);
+    client_where_print(where, who.where);
+    st = m->source ? xfer_coord_add_source(p->coord, call, &who, &err)
+                   : xfer_coord_add_engine(p->coord, call, &who, &err);
+    if (st != FL_OK) {
+        fl_warn("member left out of the weight plane member=%s why=%s", where->name, err.text);
+        return;
+    }
+    m->added = true;
+    m->who = where->who;
+    if (!m->source && p->has_version)
+        p->fill_due = true;
+    plane_go(p);
+}
+
+static void member_broke(struct client_reach *r, const struct fl_err *why)
+{
+    struct plane_member *m = container_of(r, struct plane_member, reach);
+
+    if (!m->added)
+        return;
+    m->added = false;
+    xfer_coord_gone(m->plane->coord, m->who, why);
+}
+
+static bool member_lives(struct plane *p, const struct plane_member *m, struct fl_str *who)
+{
+    struct client_driver *d = p->d;
+    struct member *x;
+    bool lives;
+
+    pthread_mutex_lock(&d->mu);
+    x = member_find(d, m->source ? p->from_role : p->to_role, m->party);
+    lives = x && x->state == FURLONG_LIVE;
+    if (x && who) {
+        fl_str_add(who, "%s", who->len ? ", " : "");
+        member_print(x, who);
+    }
+    pthread_mutex_unlock(&d->mu);
+    return lives;
+}
+
+static void member_holds(struct plane *p, const struct plane_member *m, bool holds)
+{
+    struct client_driver *d = p->d;
+    struct member *x;
+
+    pthread_mutex_lock(&d->mu);
+    x = member_find(d, p->to_role, m->party);
+    if (x && (!holds || fl_seat_ref_same(&x->at.who, &m->who)))
+        x->holds = holds;
+    pthread_cond_broadcast(&d->changed);
+    pthread_mutex_unlock(&d->mu);
+}
+
+bool plane_feeds(struct client_driver *d, const char *role)
+{
+    for (struct plane *p = d->planes; p; p = p->next)
+        if (p->has_version && strcmp(p->to_role, role) == 0)
+            return true;
+    return false;
+}
+
+/* ---- runs ----------------------------------------------------------------------------------- */
+static bool left_behind(const struct xfer_report *rep, uint32_t party)
+{
+    unsigned n = rep->n_left_behind < XFER_NAMED_LEFT_BEHIND ? rep->n_left_behind : XFER_NAMED_LEFT_BEHIND;
+
+    for (unsigned i = 0; i < n; i++)
+        if (rep->left[i].party == party)
+            return true;
+    return rep->n_left_behind > n; /* not all are named: better filled once more than served stale */
+}
+
+static void run_noted(struct plane *p, const struct xfer_report *rep)
+{
+    p->fill_due = rep->n_left_behind > 0;
+    for (uint32_t i = p->n_from; i < p->n_from + p->n_to; i++) {
+        struct plane_member *m = &p->members[i];
+        bool behind = left_behind(rep, m->party);
+
+        if (m->added)
+            member_holds(p, m, !behind);
+    }
+}
+
+static void report_fill(struct furlong_report *out, const struct xfer_report *rep)
+{
+    *out = (struct furlong_report){ .version = rep->now.number,
+                                    .digest = { rep->now.digest[0], rep->now.digest[1] },
+                                    .bytes = rep->bytes,
+                                    .move_ns = rep->move_ns,
+                                    .pause_ns = rep->pause_ns,
+                                    .predicted_ns = rep->predicted_ns,
+                                    .committed = rep->n_committed,
+                                    .left_behind = rep->n_left_behind,
+                                    .first_behind = rep->first_left_behind };
+    (void)FL_COPY(out->mode, xfer_mode_name(rep->mode));
+}
+
+static void set_has_version(struct plane *p)
+{
+    pthread_mutex_lock(&p->d->mu);
+    p->has_version = true;
+    pthread_mutex_unlock(&p->d->mu);
+}
+
+static void run_done(struct xfer_run *r, enum fl_status st, const struct xfer_report *rep,
+                     const struct fl_err *err)
+{
+    struct plane *p = container_of(r, struct plane, run);
+    struct updating *u = FL_TAKE(p->current);
+
+    p->running = false;
+    if (st == FL_OK) {
+        set_has_version(p);
+        run_noted(p, rep);
+        if (p->filling)
+            fl_info("engines filled set=%s version=%llu n=%u", p->set, (unsigned long long)rep->now.number,
+                    rep->n_committed);
+    } else if (p->filling) {
+        p->fill_due = true;
+        if (st != FL_CANCELLED)
+            fl_info("engines not filled yet set=%s why=%s", p->set, err->text);
+    }
+    p->filling = false;
+    if (u && rep)
+        report_fill(&u->report, rep);
+    if (u)
+        client_sync_end(&u->sync, st, err);
+    if (st == FL_CANCELLED)
+        return; /* the coordinator goes */
+    if (p->fill_due)
+        fl_timer_arm_in(p->d->f->loop, &p->again, st == FL_OK ? 0 : FILL_PAUSE_MS);
+    plane_go(p);
+}
+
+static void update_fail(struct plane *p, enum fl_status st, const struct fl_err *err)
+{
+    struct updating *u = FL_TAKE(p->waiting);
+
+    fl_timer_cancel(&p->reach_due);
+    client_sync_end(&u->sync, st, err);
+}
+
+/* FL_OK: the update may start; FL_AGAIN: streams to some that live are not there yet. */
+static enum fl_status reached_enough(struct plane *p, bool late, struct fl_err *err)
+{
+    char text[200] = "";
+    struct fl_str who = FL_STR_ON(text);
+    uint32_t sources = 0, engines = 0, missing = 0;
+
+    for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
+        struct plane_member *m = &p->members[i];
+
+        if (m->added) {
+            sources += m->source;
+            engines += !m->source;
+        } else if (m->source || member_lives(p, m, NULL)) {
+            missing++;
+            (void)member_lives(p, m, &who);
+        }
+    }
+    if (!missing)
+        return engines ? FL_OK : fl_fail(err, FL_UNREACHABLE, "no engine of role %s lives", p->to_role);
+    if (!late)
+        return FL_AGAIN;
+    if (sources < p->n_from || !engines)
+        return fl_fail(err, FL_TIMEOUT, "the weight plane does not reach %s", text);
+    return FL_OK; /* engines that do not answer are left behind and filled later */
+}
+
+static void update_start(struct plane *p, bool late)
+{
+    struct updating *u = p->waiting;
+    struct xfer_request req = { .kind = XFER_ADVANCE,
+                                .target.number = u->how->version,
+                                .mode = u->mode,
+                                .slots = u->how->slots == 1 ? XFER_ONE_SLOT : XFER_TWO_SLOTS,
+                                .party = XFER_ALL_PARTIES,
+                                .least_engines = u->how->least_engines,
+                                .due_ns = u->due_ns };
+    struct fl_err err;
+    enum fl_status st = reached_enough(p, late, &err);
+
+    if (st == FL_AGAIN)
+        return;
+    if (st == FL_OK)
+        st = xfer_start(p->coord, &req, &p->run, &err);
+    if (st != FL_OK) {
+        update_fail(p, st, &err);
+        return;
+    }
+    fl_timer_cancel(&p->reach_due);
+    p->running = true;
+    p->current = FL_TAKE(p->waiting);
+}
+
+static void fill_start(struct plane *p)
+{
+    struct xfer_request req = { .kind = XFER_FILL,
+                                .mode = XFER_AUTO,
+                                .slots = XFER_TWO_SLOTS,
+                                .party = XFER_ALL_PARTIES,
+                                .due_ns = fl_loop_now_ns(p->d->f->loop) + FILL_MS * (uint64_t)1000000 };
+    struct fl_err err;
+
+    if (xfer_start(p->coord, &req, &p->run, &err) != FL_OK) {
+        fl_warn("engines not filled set=%s why=%s", p->set, err.text);
+        fl_timer_arm_in(p->d->f->loop, &p->again, FILL_PAUSE_MS);
+        return;
+    }
+    p->running = p->filling = true;
+    p->fill_due = false;
+}
+
+static void plane_go(struct plane *p)
+{
+    if (p->running || !p->coord)
+        return;
+    if (p->waiting)
+        update_start(p, false);
+    else if (p->fill_due && !p->again.loop)
+        fill_start(p);
+}
+
+static void fill_again(struct fl_timer *t, uint64_t now_ns)
+{
+    (void)now_ns;
+    plane_go(container_of(t, struct plane, again));
+}
+
+static void reach_late(struct fl_timer *t, uint64_t now_ns)
+{
+    struct plane *p = container_of(t, struct plane, reach_due);
+
+    (void)now_ns;
+    if (p->waiting && !p->running)
+        update_start(p, true);
+}
+
+/* ---- making and ending ---------------------------------------------------------------------- */
+static void members_stop(struct plane *p)
+{
+    for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
+        client_reach_stop(&p->members[i].reach);
+        p->members[i].added = false;
+    }
+}
+
+static void plane_end(struct plane *p, const struct fl_err *why)
+{
+    for (struct plane **at = &p->d->planes; *at; at = &(*at)->next) {
+        if (*at != p)
+            continue;
+        pthread_mutex_lock(&p->d->mu);
+        *at = p->next;
+        pthread_mutex_unlock(&p->d->mu);
+        break;
+    }
+    fl_timer_cancel(&p->again);
+    if (p->waiting)
+        update_fail(p, why->status, why);
+    members_stop(p);
+    xfer_coord_destroy(FL_TAKE(p->coord)); /* a run comes back FL_CANCELLED */
+    fl_timer_cancel(&p->again);
+    free(p->members);
+    free(p);
+}
+
+static enum fl_status coord_make(struct plane *p, const struct furlong_update *how, struct fl_err *err)
+{
+    struct xfer_coord_opts o = { .set = p->set,
+                                 .attempt = p->d->f->seat.who.attempt,
+                                 .bucket_bytes = how->bucket_bytes,
+                                 .delta_dir = how->dir };
+
+    p->bucket_bytes = how->bucket_bytes;
+    if (!FL_COPY(p->dir, how->dir ? how->dir : ""))
+        return fl_fail(err, FL_INVALID, "the delta folder's path has more than %zu bytes", sizeof(p->dir));
+    return xfer_coord_create(p->d->f->loop, &o, &p->coord, err);
+}
+
+static void members_start(struct plane *p)
+{
+    for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
+        struct plane_member *m = &p->members[i];
+        bool source = i < p->n_from;
+        uint32_t party = source ? i : i - p->n_from;
+
+        *m = (struct plane_member){ .reach = { .reached = member_reached, .broke = member_broke },
+                                    .plane = p,
+                                    .party = party,
+                                    .source = source };
+        client_reach_start(&m->reach, furlong_group_peer(source ? p->from : p->to, party));
+    }
+}
+
+static enum fl_status plane_make(struct client_driver *d, const struct updating *u, struct plane **out,
+                                 struct fl_err *err)
+{
+    struct plane *p = calloc(1, sizeof(*p));
+    enum fl_status st;
+
+    if (!p)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for the weight plane");
+    *p = (struct plane){ .d = d, .from = u->from, .to = u->to, .n_from = u->from->n, .n_to = u->to->n };
+    p->again.fire = fill_again;
+    p->reach_due.fire = reach_late;
+    p->run.done = run_done;
+    (void)FL_COPY(p->from_role, u->from->role);
+    (void)FL_COPY(p->to_role, u->to->role);
+    p->members = calloc(p->n_from + p->n_to, sizeof(*p->members));
+    if (!p->members || !FL_COPY(p->set, u->how->set))
+        st = fl_fail(err, p->members ? FL_INVALID : FL_EXHAUSTED, "set %.70s: its name or memory", u->how->set);
+    else
+        st = coord_make(p, u->how, err);
+    if (st != FL_OK) {
+        free(p->members);
+        free(p);
+        return st;
+    }
+    pthread_mutex_lock(&d->mu);
+    p->next = d->planes;
+    d->planes = p;
+    pthread_mutex_unlock(&d->mu);
+    *out = p;
+    return FL_OK;
+}
+
+/* Other buckets or another folder: the coordinator keeps nothing that it cannot learn again. */
+static enum fl_status plane_fits(struct plane *p, const struct furlong_update *how, struct fl_err *err)
+{
+    if (p->bucket_bytes == how->bucket_bytes && strcmp(p->dir, how->dir ? how->dir : "") == 0)
+        return FL_OK;
+    members_stop(p);
+    xfer_coord_destroy(FL_TAKE(p->coord));
+    FL_TRY(coord_make(p, how, err));
+    members_start(p);
+    return FL_OK;
+}
+
+static void update_begin(struct client_sync *s)
+{
+    struct updating *u = container_of(s, struct updating, sync);
+    struct client_driver *d = u->from->d;
+    uint64_t now = fl_loop_now_ns(d->f->loop);
+    uint32_t budget_ms = u->how->budget_ms ? u->how->budget_ms : FILL_MS;
+    struct plane *p = d->planes;
+    enum fl_status st = FL_OK;
+    struct fl_err err;
+    bool is_new = false;
+
+    u->due_ns = now + (uint64_t)budget_ms * 1000000;
+    while (p && !(p->from == u->from && p->to == u->to && strcmp(p->set, u->how->set) == 0))
+        p = p->next;
+    if (!p) {
+        st = plane_make(d, u, &p, &err);
+        is_new = st == FL_OK;
+    } else if (p->waiting || (p->running && !p->filling)) {
+        st = fl_fail(&err, FL_AGAIN, "%s: another update is in flight", p->set);
+    } else if (!p->running) {
+        st = plane_fits(p, u->how, &err);
+    }
+    if (st != FL_OK) {
+        client_sync_end(s, st, &err);
+        return;
+    }
+    p->waiting = u;
+    fl_timer_arm_in(d->f->loop, &p->reach_due, budget_ms / 2 < REACH_MS ? budget_ms / 2 : REACH_MS);
+    if (is_new)
+        members_start(p);
+    plane_go(p);
+}
+
+static enum fl_status mode_of(const char *name, enum xfer_mode *out, struct fl_err *err)
+{
+    *out = XFER_AUTO;
+    if (!name)
+        return FL_OK;
+    for (enum xfer_mode m = XFER_AUTO; m <= XFER_DISK_DELTA; m++) {
+        *out = m;
+        if (strcmp(xfer_mode_name(m), name) == 0)
+            return FL_OK;
+    }
+    return fl_fail(err, FL_INVALID,
+                   "there is no mode %.40s; auto, share, copy, broadcast, p2p and disk-delta are", name);
+}
+
+enum fl_status furlong_update(struct furlong_group *from, struct furlong_group *to,
+                              const struct furlong_update *how, struct furlong_report *out,
+                              struct fl_err *err)
+{
+    struct updating u = { .from = from, .to = to, .how = how };
+    enum fl_status st;
+
+    FL_TRY(client_here(from->d->f, err));
+    if (!how->set || !*how->set || how->slots > 2)
+        return fl_fail(err, FL_INVALID, "an update needs the name of a set, and 1 or 2 slots");
+    FL_TRY(mode_of(how->mode, &u.mode, err));
+    if (u.mode == XFER_DISK_DELTA && (!how->dir || !*how->dir))
+        return fl_fail(err, FL_INVALID, "disk-delta needs a folder that all nodes see");
+    st = client_sync_run(from->d->f->loop, &u.sync, update_begin, err);
+    if (out)
+        *out = u.report;
+    return st == FL_OK ? FL_OK
+                       : fl_wrap(err, st, "update %s to version %llu", how->set, (unsigned long long)how->version);
+}
+
+/* ---- groups that end ------------------------------------------------------------------------ */
+struct ending { struct client_sync sync; struct furlong_group *g; };
+
+static void group_ends(struct client_sync *s)
+{
+    struct furlong_group *g = container_of(s, struct ending, sync)->g;
+    struct fl_err why;
+
+    fl_fail(&why, FL_CANCELLED, "group %s ends", g->role);
+    for (struct plane *p = g->d->planes, *next; p; p = next) {
+        next = p->next;
+        if (p->from == g || p->to == g)
+            plane_end(p, &why);
+    }
+    client_sync_end(s, FL_OK, NULL);
+}
+
+void plane_group_ends(struct furlong_group *g)
+{
+    struct ending e = { .g = g };
+
+    client_sync_run(g->d->f->loop, &e.sync, group_ends, NULL);
+}
+
+void planes_close(struct client_driver *d)
+{
+    struct fl_err why;
+
+    fl_fail(&why, FL_CANCELLED, "%s leaves", d->f->seat.name);
+    while (d->planes)
+        plane_end(d->planes, &why);
+}

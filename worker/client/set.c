@@ -1,0 +1,262 @@
+#include "worker/client/weights_priv.h"
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+struct order { const struct furlong_tensor *t; uint32_t index; };
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct order *)a)->t->name, ((const struct order *)b)->t->name);
+}
+
+struct xfer_box weights_box(const struct furlong_tensor *t)
+{
+    struct xfer_box b = { 0 };
+    bool whole = t->len[0] == 0;
+
+    for (unsigned d = 0; d < t->ndim && d < FL_DIMS; d++) {
+        b.at[d] = whole ? 0 : t->at[d];
+        b.len[d] = whole ? t->shape[d] : t->len[d];
+    }
+    return b;
+}
+
+/* Both sides lay their tensors out by the same rule, so equal tensors mean equal slots: sharing. */
+static enum fl_status manifest_fill(struct furlong_weights *w, const struct furlong_tensor *t,
+                                    const struct order *o, struct xfer_tensor *tensors,
+                                    struct xfer_piece *pieces, struct fl_err *err)
+{
+    uint64_t off = 0;
+
+    for (uint32_t i = 0; i < w->n; i++) {
+        const struct furlong_tensor *in = o[i].t;
+        uint64_t bytes;
+
+        tensors[i] = (struct xfer_tensor){ .name = in->name, .dtype = in->dtype, .ndim = in->ndim };
+        memcpy(tensors[i].shape, in->shape, sizeof(tensors[i].shape));
+        pieces[i] = (struct xfer_piece){ .tensor = i, .off = off, .box = weights_box(in) };
+        bytes = in->ndim > FL_DIMS ? 0 : xfer_box_bytes(&tensors[i], &pieces[i].box);
+        if (off + bytes + XFER_ALIGN < off)
+            return fl_fail(err, FL_INVALID, "%s: tensor %s: sizes overflow", w->set, in->name);
+        w->offset[o[i].index] = off;
+        off = (off + bytes + XFER_ALIGN - 1) / XFER_ALIGN * XFER_ALIGN;
+    }
+    (void)t;
+    w->slot_bytes = off ? off : XFER_ALIGN;
+    return FL_OK;
+}
+
+void laid_out_fini(struct laid_out *l)
+{
+    free(l->order);
+    free(l->tensors);
+    free(l->pieces);
+}
+
+enum fl_status weights_lay_out(struct furlong_weights *w, const struct furlong_tensor *t, size_t n,
+                              struct laid_out *l, struct fl_err *err)
+{
+    if (n == 0 || n > XFER_MAX_TENSORS || !t)
+        return fl_fail(err, FL_INVALID, "%s: 1 to %d tensors, not %zu", w->set, XFER_MAX_TENSORS, n);
+    w->n = (uint32_t)n;
+    w->offset = calloc(n, sizeof(*w->offset));
+    l->order = calloc(n, sizeof(*l->order));
+    l->tensors = calloc(n, sizeof(*l->tensors));
+    l->pieces = calloc(n, sizeof(*l->pieces));
+    if (!w->offset || !l->order || !l->tensors || !l->pieces)
+        return fl_fail(err, FL_EXHAUSTED, "%s: no memory for %zu tensors", w->set, n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!t[i].name || !*t[i].name)
+            return fl_fail(err, FL_INVALID, "%s: tensor %u has no name", w->set, i);
+        l->order[i] = (struct order){ &t[i], i };
+    }
+    qsort(l->order, n, sizeof(*l->order), by_name);
+    FL_TRY(manifest_fill(w, t, l->order, l->tensors, l->pieces, err));
+    l->m = (struct xfer_manifest){ .who = w->f->seat.who,
+                                   .party = w->f->seat.shown.rank,
+                                   .tensors = l->tensors,
+                                   .pieces = l->pieces,
+                                   .mem_bytes = &w->slot_bytes,
+                                   .n_tensors = n,
+                                   .n_pieces = n,
+                                   .n_mems = 1 };
+    return xfer_manifest_seal(&l->m, err);
+}
+
+/* What Linux says can still be had; UINT64_MAX: it does not say. */
+static uint64_t memory_available(void)
+{
+    unsigned long long kib;
+    char line[128];
+    FILE *in = fopen("/proc/meminfo", "re");
+    uint64_t out = UINT64_MAX;
+
+    while (in && fgets(line, sizeof(line), in)) {
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) {
+            out = kib * 1024;
+            break;
+        }
+    }
+    if (in)
+        fclose(in);
+    return out;
+}
+
+/* Two slots double the memory; a tenth is left to everybody else. */
+bool weights_one_slot(const struct furlong_weights *w, const struct furlong_weights_opts *o)
+{
+    uint64_t has = memory_available();
+
+    if (o && o->slots)
+        return o->slots == 1;
+    return has != UINT64_MAX && w->slot_bytes > has / 10 * 9 / 2;
+}
+
+/* ---- making one ----------------------------------------------------------------------------- */
+void weights_free(struct furlong_weights *w)
+{
+    if (!w)
+        return;
+    for (unsigned i = 0; i < w->n_slots; i++)
+        link_mem_free(&w->slots[i]);
+    if (w->has_spare)
+        link_mem_free(&w->spare);
+    free(w->offset);
+    pthread_mutex_destroy(&w->mu);
+    free(w);
+}
+
+enum fl_status weights_new(struct furlong *f, const char *set,
+                                  const struct furlong_weights_opts *o,
+                                  struct furlong_weights **out, struct fl_err *err)
+{
+    struct furlong_weights *w;
+
+    FL_TRY(client_here(f, err));
+    if (!set || !*set || strlen(set) >= sizeof(w->set))
+        return fl_fail(err, FL_INVALID, "a set's name has 1 to %zu bytes", sizeof(w->set) - 1);
+    if (o && o->slots > 2)
+        return fl_fail(err, FL_INVALID, "%s: 1 or 2 slots, not %u", set, o->slots);
+    if (o && (o->stream || o->fixed_addresses))
+        return fl_fail(err, FL_UNSUPPORTED,
+                       "%s: this build holds weights in host memory: no stream, no fixed addresses", set);
+    w = FL_FAULT("client.weights") ? NULL : calloc(1, sizeof(*w));
+    if (!w)
+        return fl_fail(err, FL_EXHAUSTED, "%s: no memory", set);
+    w->f = f;
+    w->version.number = FURLONG_NO_VERSION;
+    (void)FL_COPY(w->set, set);
+    pthread_mutex_init(&w->mu, NULL);
+    *out = w;
+    return FL_OK;
+}
+
+enum fl_status weights_member(const struct furlong *f, struct xfer_member *me, struct fl_err *err)
+{
+    struct client_where at = { 0 };
+
+    *me = (struct xfer_member){ .who = f->seat.who, .party = f->seat.shown.rank };
+    (void)FL_COPY(me->name, f->seat.name);
+    (void)FL_COPY(at.boot_id, f->seat.boot_id);
+    if (!FL_COPY(at.tcp, client_peers_tcp(f)) || !FL_COPY(at.unix_path, f->seat.peer_sock))
+        return fl_fail(err, FL_INVALID, "%s: addresses are too long", f->seat.name);
+    client_where_print(&at, me->where);
+    return FL_OK;
+}
+
+void weights_added(struct furlong_weights *w)
+{
+    w->next = w->f->sets;
+    w->f->sets = w;
+}
+
+/* ---- both ----------------------------------------------------------------------------------- */
+void *furlong_weights_data(const struct furlong_weights *w, size_t i)
+{
+    struct furlong_weights *mine = (struct furlong_weights *)(uintptr_t)w;
+    uint8_t *at;
+
+    if (i >= w->n)
+        return NULL;
+    pthread_mutex_lock(&mine->mu);
+    at = w->data;
+    pthread_mutex_unlock(&mine->mu);
+    return at ? at + w->offset[i] : NULL;
+}
+
+const void *furlong_weights_last(const struct furlong_weights *w, size_t i)
+{
+    struct furlong_weights *mine = (struct furlong_weights *)(uintptr_t)w;
+    const uint8_t *at;
+
+    if (!w->last)
+        return furlong_weights_data(w, i);
+    if (i >= w->n)
+        return NULL;
+    pthread_mutex_lock(&mine->mu);
+    at = w->last;
+    pthread_mutex_unlock(&mine->mu);
+    return at + w->offset[i];
+}
+
+uint64_t furlong_weights_version(const struct furlong_weights *w, uint64_t digest[2])
+{
+    struct furlong_weights *mine = (struct furlong_weights *)(uintptr_t)w;
+    struct xfer_version v;
+
+    pthread_mutex_lock(&mine->mu);
+    v = w->version;
+    pthread_mutex_unlock(&mine->mu);
+    if (digest) {
+        digest[0] = v.digest[0];
+        digest[1] = v.digest[1];
+    }
+    return v.number;
+}
+
+struct dropping { struct client_sync sync; struct furlong_weights *w; struct fl_task stopped; };
+
+static void drop_stopped(struct fl_task *t)
+{
+    struct dropping *d = container_of(t, struct dropping, stopped);
+    struct furlong_weights *w = d->w;
+
+    fl_timer_cancel(&w->retry);
+    xfer_source_destroy(w->source);
+    xfer_sink_destroy(w->sink);
+    for (struct furlong_weights **at = &w->f->sets; *at; at = &(*at)->next) {
+        if (*at != w)
+            continue;
+        *at = w->next;
+        break;
+    }
+    client_sync_end(&d->sync, FL_OK, NULL);
+}
+
+static void drop_begin(struct client_sync *s)
+{
+    struct dropping *d = container_of(s, struct dropping, sync);
+
+    d->w->dropping = true;
+    d->stopped.run = drop_stopped;
+    if (d->w->source)
+        xfer_source_stop(d->w->source, &d->stopped);
+    else
+        xfer_sink_stop(d->w->sink, &d->stopped);
+}
+
+void furlong_weights_drop(struct furlong_weights *w)
+{
+    struct dropping d = { .w = w };
+
+    if (!w || client_here(w->f, NULL) != FL_OK)
+        return;
+    client_sync_run(w->f->loop, &d.sync, drop_begin, NULL);
+    weights_free(w);
+}
+
+void client_weights_drop_all(struct furlong *f)
+{
+    while (f->sets) /* nobody else adds or drops: the program leaves */
+        furlong_weights_drop(f->sets);
+}
+
