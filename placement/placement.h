@@ -55,7 +55,8 @@ struct placement_why {
     uint32_t node;
     uint16_t resource;
     int64_t asked_e4, has_e4, total_e4; /* asked by the whole request; free, and in all, on the node */
-    const char *rule; /* which rule said no, when it was not an amount; a static text */
+    const char *rule;  /* which rule said no, when it was not an amount; a static text */
+    const char *label; /* the request's key, when the rule is about a label; else NULL  */
 };
 /* PACK takes as few nodes as it can, the one that is left with the least where several would do, and
  * keeps to one island of devices; SPREAD fills the emptiest first; the strict ones take exactly one
@@ -72,7 +73,7 @@ enum fl_status placement_solve(const struct placement_snapshot *snap,
                                struct placement_why *why, size_t *n_why, struct fl_err *err);
 void placement_plan_destroy(struct placement_plan *p); /* NULL is fine */
 void placement_request_destroy(struct placement_request *r); /* of layout_request */
-/* One line a node: "gpu-a 10.0.0.1: GPU 16 asked, 3 free of 8" or the rule. */
+/* One line a node: "gpu-a 10.0.0.1: 16 GPU asked, 3 free of 8" or the rule. */
 void placement_why_text(const struct placement_snapshot *snap, const struct placement_why *why,
                         size_t n_why, struct fl_str *out);
 /* For addr_sort. false: no address; then the text itself, cut, so that names still have an order. */

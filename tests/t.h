@@ -68,5 +68,20 @@ const char *t_path(const char *name);
         }                                                                                         \
     } while (0)
 
+/* Times that a test compares with a limit are that much longer under a sanitizer. */
+#ifdef __SANITIZE_THREAD__
+#define T_SLOWDOWN 20
+#elif defined(__SANITIZE_ADDRESS__)
+#define T_SLOWDOWN 5
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define T_SLOWDOWN 20
+#else
+#define T_SLOWDOWN 1
+#endif
+#else
+#define T_SLOWDOWN 1
+#endif
+
 /* xorshift64*: the same numbers in every run; seed is not 0 */
 uint64_t t_random(uint64_t *seed);
