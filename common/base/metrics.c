@@ -116,7 +116,7 @@ enum fl_status fl_metric(struct fl_metrics *m, const struct fl_metric_name *name
 {
     char text[LABELS_MAX];
     struct fl_str key = FL_STR_ON(text);
-    struct family *f;
+    struct family *f = NULL;
 
     text[0] = '\0';
     for (size_t i = 0; i < n; i++) {

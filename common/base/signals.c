@@ -13,21 +13,21 @@ struct fl_signals {
     sigset_t mine; /* those that were not blocked before */
     void (*got)(void *arg, int signal, int from_pid);
     void *arg;
-    bool *gone; /* set while got runs: it may destroy this */
+    bool reading, destroyed; /* got may destroy this while it is read */
 };
 
 static void signals_ready(void *arg, unsigned events)
 {
     struct fl_signals *s = arg;
     struct signalfd_siginfo info;
-    bool gone = false;
 
     (void)events;
-    s->gone = &gone;
-    while (!gone && read(s->fd, &info, sizeof(info)) == (ssize_t)sizeof(info))
+    s->reading = true;
+    while (!s->destroyed && read(s->fd, &info, sizeof(info)) == (ssize_t)sizeof(info))
         s->got(s->arg, (int)info.ssi_signo, (int)info.ssi_pid);
-    if (!gone)
-        s->gone = NULL;
+    s->reading = false;
+    if (s->destroyed)
+        fl_signals_destroy(s);
 }
 
 enum fl_status fl_signals_create(struct fl_loop *l, const int *signals, size_t n,
@@ -71,8 +71,9 @@ void fl_signals_destroy(struct fl_signals *s)
 {
     if (!s)
         return;
-    if (s->gone)
-        *s->gone = true;
+    s->destroyed = true;
+    if (s->reading)
+        return; /* the reader does it, as soon as got is back */
     fl_watch_destroy(s->watch);
     close(s->fd);
     pthread_sigmask(SIG_UNBLOCK, &s->mine, NULL);
