@@ -33,11 +33,12 @@ struct call_args {
     const int *fds;         /* duplicated */
     unsigned n_fds;
 };
-struct call_op { /* embed it; the caller sets done and room */
+struct call_op { /* embed it, zeroed; the caller sets done and room */
     struct call_peer *peer;
     uint64_t id;
     struct fl_timer late;
-    /* reply on FL_OK alone; otherwise err, as the service made it */
+    /* Last thing that happens to op: it may be freed or started again inside, its peer destroyed.
+     * reply on FL_OK alone; otherwise err, as the service made it */
     void (*done)(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
                  const struct fl_err *err);
     /* Where the reply's blob is received, asked once its length is known; the memory is the owner's
@@ -46,9 +47,6 @@ struct call_op { /* embed it; the caller sets done and room */
     void *(*room)(struct call_op *op, uint64_t blob_bytes);
     /* set by call_start() */
     struct call_op *prev, *next;
-    void *room_at;
-    uint64_t cost_bytes;
-    uint32_t lane;
     uint16_t method;
 };
 /* FL_AGAIN: no credit, or not open; not started, ready() follows. FL_TIMEOUT: due has passed. */
@@ -70,7 +68,7 @@ struct call_method {
 };
 struct call_answer {
     struct fl_bytes body, blob;
-    struct wire_hold *hold; /* of the blob: see wire_msg; freed also when nobody wants the answer */
+    struct wire_hold *hold; /* of the blob: see wire_msg; when nobody wants the answer it is freed at once */
     const int *fds;         /* duplicated */
     unsigned n_fds;
 };

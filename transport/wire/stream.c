@@ -497,6 +497,14 @@ enum fl_status stream_connect(struct fl_loop *l, const struct stream_ops *kind,
     return FL_OK;
 }
 
+void stream_tell_drained(struct stream *s)
+{
+    struct wire_stream *w = wire_stream_of(s);
+
+    w->full = true;
+    fl_defer(s->loop, &w->flush);
+}
+
 unsigned stream_caps(const struct stream *s)
 {
     const struct wire_stream *w = wire_stream_of((struct stream *)(uintptr_t)s);

@@ -112,6 +112,7 @@ static inline void stream_close(struct stream *s, const struct fl_err *why)
 {
     s->ops->close(s, why);
 }
+void stream_tell_drained(struct stream *s); /* drained() follows as after FL_AGAIN */
 unsigned stream_caps(const struct stream *s);                  /* STREAM_* of this connection   */
 const struct wire_hello *stream_peer(const struct stream *s);  /* NULL while not open           */
 const char *stream_name(const struct stream *s);               /* for errors: "unix:/x (node)"  */
