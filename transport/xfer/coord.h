@@ -43,6 +43,9 @@ struct xfer_coord_opts { /* copied */
     uint64_t bucket_bytes; /* --update-weight-buffer-size; 0: 512 MiB               */
     uint64_t spare_bytes;  /* room that an engine has for a second slot; 0: enough  */
     const char *delta_dir; /* the shared folder of disk-delta; NULL: none           */
+    bool may_share;        /* auto: engines can serve from mapped pages             */
+    const struct link_ops *const *links; /* NULL: link_table */
+    size_t n_links;
 };
 enum fl_status xfer_coord_create(struct fl_loop *l, const struct xfer_coord_opts *o, struct xfer_coord **out,
                                  struct fl_err *err);

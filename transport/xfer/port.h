@@ -27,6 +27,8 @@ struct xfer_wait { /* embed it; comes back once, on the loop thread, never insid
 struct xfer_port;
 enum fl_status xfer_port_create(struct fl_loop *l, const struct xfer_dialer *dialer, struct xfer_port **out,
                                 struct fl_err *err);
+/* Other links than link_table, for tests: the coordinator is given the same (xfer_coord_opts.links). */
+void xfer_port_links(struct xfer_port *p, const struct link_ops *const *links, size_t n);
 void xfer_port_destroy(struct xfer_port *p); /* after its sources and sinks; NULL is fine */
 
 /* All methods of the plane, for call_peer_create() with the port as service, or behind a service of

@@ -1,0 +1,135 @@
+#include "transport/xfer/line.h"
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { POLL_MS = 2 }; /* for links that have no descriptor to wait on */
+
+static void line_on_event(void *arg, unsigned events)
+{
+    struct line *ln = arg;
+
+    (void)events;
+    ln->ops->progress(ln->k);
+}
+
+static void line_on_poll(struct fl_timer *t, uint64_t now_ns)
+{
+    struct line *ln = container_of(t, struct line, poll);
+
+    (void)now_ns;
+    ln->ops->progress(ln->k);
+    if (ln->state != LINE_QUIET)
+        fl_timer_arm_in(ln->loop, &ln->poll, POLL_MS);
+}
+
+static void line_on_ready(struct link_op *op)
+{
+    struct line *ln = container_of(op, struct line, ready);
+
+    if (ln->state != LINE_OPENING)
+        return; /* aborted meanwhile: quiet() is what counts */
+    ln->opened = op->err.status == FL_OK;
+    if (ln->opened)
+        ln->state = LINE_READY;
+    ln->user->ready(ln->arg, ln, op->err.status, &op->err);
+}
+
+static void line_stop_watch(struct line *ln)
+{
+    fl_watch_destroy(ln->watch);
+    ln->watch = NULL;
+    fl_timer_cancel(&ln->poll);
+}
+
+static void line_on_quiet(struct link_op *op)
+{
+    struct line *ln = container_of(op, struct line, quiet);
+
+    ln->state = LINE_QUIET;
+    line_stop_watch(ln);
+    ln->user->quiet(ln->arg, ln);
+}
+
+static void line_watch(struct line *ln)
+{
+    int fd = ln->ops->event_fd(ln->k);
+
+    if (fd >= 0 && fl_watch_create(ln->loop, fd, POLLIN, line_on_event, ln, &ln->watch, NULL) == FL_OK)
+        return;
+    ln->poll.fire = line_on_poll; /* none to wait on, or no descriptor left for it */
+    fl_timer_arm_in(ln->loop, &ln->poll, POLL_MS);
+}
+
+enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops, const struct link_place *places,
+                         unsigned n, unsigned self, const uint8_t *ticket, const uint64_t key[2],
+                         const struct line_user *user, void *arg, struct line **out, struct fl_err *err)
+{
+    struct line *ln = calloc(1, sizeof(*ln));
+    struct link_team team = { .members = places, .n = n, .self = self };
+    enum fl_status st = FL_OK;
+
+    if (!ln)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a link");
+    *ln = (struct line){ .loop = l, .ops = ops, .user = user, .arg = arg, .n_members = n, .self = self,
+                         .key = { key[0], key[1] } };
+    ln->ready.done = line_on_ready;
+    ln->quiet.done = line_on_quiet;
+    if (ticket)
+        memcpy(ln->ticket, ticket, sizeof(ln->ticket));
+    else
+        st = ops->ticket(ln->ticket, err);
+    memcpy(team.ticket, ln->ticket, sizeof(team.ticket));
+    if (st == FL_OK)
+        st = ops->open(l, &team, &ln->k, &ln->ready, err);
+    if (st != FL_OK) {
+        free(ln);
+        return fl_wrap(err, st, "opening %s between %u members", ops->name, n);
+    }
+    line_watch(ln);
+    *out = ln;
+    return FL_OK;
+}
+
+void line_use(struct line *ln, const struct line_user *user, void *arg)
+{
+    ln->user = user;
+    ln->arg = arg;
+}
+
+void line_abort(struct line *ln)
+{
+    if (ln->state == LINE_ABORTING || ln->state == LINE_QUIET)
+        return;
+    ln->state = LINE_ABORTING;
+    ln->ops->abort(ln->k, &ln->quiet);
+}
+
+void line_destroy(struct line *ln)
+{
+    if (!ln)
+        return;
+    line_stop_watch(ln);
+    if (ln->k)
+        ln->ops->close(ln->k);
+    free(ln);
+}
+
+void line_key(uint64_t out[2], const struct link_ops *ops, const struct xfer_member *members, unsigned n)
+{
+    XXH3_state_t *x = XXH3_createState();
+    XXH128_hash_t h = { 0, 0 };
+
+    if (x) {
+        XXH3_128bits_reset(x);
+        XXH3_128bits_update(x, ops->name, strlen(ops->name) + 1);
+        for (unsigned i = 0; i < n; i++) {
+            XXH3_128bits_update(x, members[i].who.id.b, sizeof(members[i].who.id.b));
+            XXH3_128bits_update(x, &members[i].who.attempt, sizeof(members[i].who.attempt));
+        }
+        h = XXH3_128bits_digest(x);
+        XXH3_freeState(x);
+    }
+    out[0] = h.low64;
+    out[1] = h.high64;
+}

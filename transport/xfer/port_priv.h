@@ -1,0 +1,21 @@
+/* transport/xfer/port_priv.h - sets of this process, and the way to peers */
+#pragma once
+#include "transport/xfer/msg.h"
+
+struct port_set { /* embed it in what serves one set */
+    struct port_set *next;
+    char set[64];
+    /* msg is decoded and freed by the caller; req is answered now or later, once */
+    void (*serve)(struct port_set *s, uint16_t method, struct call_req *req, const ProtobufCMessage *msg,
+                  const struct wire_msg *m);
+};
+struct xfer_port {
+    struct fl_loop *loop;
+    struct xfer_dialer dialer;
+    struct port_set *sets;
+    const struct link_ops *const *links;
+    size_t n_links;
+};
+enum fl_status port_add(struct xfer_port *p, struct port_set *s, const char *set, struct fl_err *err);
+void port_remove(struct xfer_port *p, struct port_set *s);
+const struct link_ops *port_link(const struct xfer_port *p, const char *name);
