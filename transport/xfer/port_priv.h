@@ -2,6 +2,7 @@
 #pragma once
 #include "transport/xfer/msg.h"
 
+enum { XFER_LANE = 0x78666572, XFER_KEYS_KEPT = 16 }; /* lane: the plane's own, "xfer" */
 struct port_set { /* embed it in what serves one set */
     struct port_set *next;
     char set[64];

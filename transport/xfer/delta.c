@@ -1,0 +1,195 @@
+#include "transport/xfer/delta.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "common/base/fault.h"
+#include "common/base/id.h"
+#include "common/base/str.h"
+#include "transport/fmt/delta.h"
+
+void delta_writer_init(struct delta_writer *d, const struct xfer_manifest *have, const struct fl_seat_ref *who,
+                       void (*done)(struct delta_writer *, enum fl_status, const struct fl_err *))
+{
+    char id[FL_SHORT];
+
+    *d = (struct delta_writer){ .have = have, .was_version = DELTA_NO_BASE, .done = done };
+    snprintf(d->tag, sizeof(d->tag), "%s-%u", fl_short(id, &who->id), who->attempt);
+}
+
+void delta_writer_fini(struct delta_writer *d)
+{
+    for (size_t i = 0; d->was && i < d->have->n_tensors; i++)
+        free(d->was[i]);
+    free(d->was);
+    d->was = NULL;
+}
+
+static void entry_of(const struct xfer_tensor *t, struct st_entry *out)
+{
+    *out = (struct st_entry){ .name = t->name, .dtype = t->dtype, .ndim = t->ndim };
+    memcpy(out->shape, t->shape, sizeof(out->shape));
+}
+
+/* One whole piece a tensor, or files of it cannot be written here. */
+static const void *whole_at(const struct delta_writer *d, size_t tensor, struct fl_err *err)
+{
+    const struct xfer_manifest *m = d->have;
+
+    for (size_t i = 0; i < m->n_pieces; i++) {
+        const struct xfer_piece *p = &m->pieces[i];
+
+        if (p->tensor == tensor && xfer_box_bytes(&m->tensors[tensor], &p->box) ==
+                                       xfer_tensor_bytes(&m->tensors[tensor]))
+            return (const char *)d->mems[p->mem].addr + p->off;
+    }
+    fl_fail(err, FL_UNSUPPORTED, "disk-delta writes whole tensors, this rank holds a part of %s",
+            m->tensors[tensor].name);
+    return NULL;
+}
+
+static enum fl_status snapshot(struct delta_writer *d, const struct delta_source *src, struct fl_err *err)
+{
+    if (!d->was)
+        d->was = calloc(d->have->n_tensors ? d->have->n_tensors : 1, sizeof(*d->was));
+    if (!d->was)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a copy of %zu tensors", d->have->n_tensors);
+    for (size_t i = 0; i < d->have->n_tensors; i++) {
+        uint64_t bytes = xfer_tensor_bytes(&d->have->tensors[i]);
+
+        if (!d->was[i])
+            d->was[i] = malloc(bytes ? bytes : 1);
+        if (!d->was[i]) {
+            d->was_version = DELTA_NO_BASE; /* the next one is a base again */
+            return fl_fail(err, FL_EXHAUSTED, "no memory for a copy of %s, %" PRIu64 " bytes", src[i].what.name,
+                           bytes);
+        }
+        memcpy(d->was[i], src[i].what.data, bytes);
+    }
+    d->was_version = d->version;
+    return FL_OK;
+}
+
+static enum fl_status write_now(struct delta_writer *d, struct delta_source *src, struct fl_err *err)
+{
+    struct delta_opts o = { .version = d->version, .base_version = d->was_version,
+                            .encoding = DELTA_OVERWRITE };
+    struct delta_stats stats;
+    enum fl_status st;
+
+    for (size_t i = 0; i < d->have->n_tensors; i++) {
+        const void *at = whole_at(d, i, err);
+
+        if (!at)
+            return err->status;
+        entry_of(&d->have->tensors[i], &src[i].what);
+        src[i].what.data = at;
+        src[i].was = d->was_version == DELTA_NO_BASE ? NULL : d->was[i];
+    }
+    if (FL_FAULT("xfer.delta_write"))
+        return fl_fail(err, FL_UNREACHABLE, "fault xfer.delta_write");
+    if (mkdir(d->root, 0777) < 0 && errno != EEXIST)
+        return fl_fail_errno(err, "the folder of updates %s", d->root);
+    if (mkdir(d->dir, 0777) < 0 && errno != EEXIST)
+        return fl_fail_errno(err, "the folder of updates %s", d->dir);
+    st = delta_write(d->dir, src, d->have->n_tensors, &o, &stats, err);
+    if (st != FL_OK && st != FL_EXISTS)
+        return st;
+    return snapshot(d, src, err);
+}
+
+static void writer_work(struct fl_work *w)
+{
+    struct delta_writer *d = container_of(w, struct delta_writer, w);
+    struct delta_source *src = calloc(d->have->n_tensors ? d->have->n_tensors : 1, sizeof(*src));
+    enum fl_status st;
+
+    st = src ? write_now(d, src, &d->err) : fl_fail(&d->err, FL_EXHAUSTED, "no memory to write a version");
+    if (st != FL_OK)
+        fl_wrap(&d->err, st, "writing version %" PRId64 " to %s", d->version, d->dir);
+    free(src);
+}
+
+static void writer_done(struct fl_work *w, enum fl_status st)
+{
+    struct delta_writer *d = container_of(w, struct delta_writer, w);
+
+    if (st != FL_OK)
+        fl_fail(&d->err, st, "version %" PRId64 " was not written", d->version);
+    d->done(d, d->err.status, &d->err);
+}
+
+static void nothing_to_do(struct fl_work *w)
+{
+    (void)w;
+}
+
+void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *root, uint64_t version,
+                        bool same_bytes, const struct link_mem *mems)
+{
+    bool there = d->was_version == (int64_t)version && strcmp(d->root, root) == 0;
+
+    d->err = (struct fl_err){ 0 };
+    d->mems = mems;
+    d->version = (int64_t)version;
+    if (strcmp(d->root, root) != 0)
+        d->was_version = DELTA_NO_BASE;
+    if (!same_bytes && d->was_version != DELTA_NO_BASE && (int64_t)version <= d->was_version) {
+        d->generation++; /* an old number with new bytes: a folder of its own, from a base */
+        d->was_version = DELTA_NO_BASE;
+    }
+    fl_copy(d->root, sizeof(d->root), root);
+    snprintf(d->dir, sizeof(d->dir), "%s/%s-%u", d->root, d->tag, d->generation);
+    d->w = (struct fl_work){ .work = there && same_bytes ? nothing_to_do : writer_work, .done = writer_done };
+    fl_work_start(l, &d->w);
+}
+
+/* ---- the taker ---- */
+
+static void copy_seg(const struct link_seg *s, const void *whole, void *mem, uint64_t digest[2])
+{
+    for (uint32_t r = 0; r < s->rows; r++)
+        kernel_digest_copy(digest, (char *)mem + s->to_off + r * s->to_step,
+                           (const char *)whole + s->from_off + r * s->from_step, s->run_bytes,
+                           s->first_byte + r * s->byte_step);
+}
+
+static bool seg_fits(const struct link_seg *s, uint64_t bytes)
+{
+    uint64_t steps, end;
+
+    return s->rows && !__builtin_mul_overflow(s->from_step, (uint64_t)s->rows - 1, &steps) &&
+           !__builtin_add_overflow(s->from_off, s->rows > 1 ? steps : 0, &end) &&
+           !__builtin_add_overflow(end, s->run_bytes, &end) && end <= bytes;
+}
+
+enum fl_status delta_take(const char *dir, const char *local_dir, uint64_t version, const struct xfer_plan *part,
+                          const struct link_seg *segs, size_t n, void *mem, uint64_t (*digests)[2],
+                          struct fl_err *err)
+{
+    FL_AUTO(st_reader) struct st_reader *r = NULL;
+    const char *base = strrchr(dir, '/');
+    char local[512]; /* a copy for each writer: the same number of another one has other bytes */
+
+    if (FL_FAULT("xfer.delta_take"))
+        return fl_fail(err, FL_UNREACHABLE, "fault xfer.delta_take");
+    if (mkdir(local_dir, 0777) < 0 && errno != EEXIST)
+        return fl_fail_errno(err, "the folder of this host's copy %s", local_dir);
+    if ((size_t)snprintf(local, sizeof(local), "%s/%s", local_dir, base ? base + 1 : dir) >= sizeof(local))
+        return fl_fail(err, FL_INVALID, "the path %s is too long", local_dir);
+    FL_TRY(delta_pull(dir, local, (int64_t)version, err));
+    FL_TRY(st_read_folder(local, &r, err));
+    for (size_t i = 0; i < n; i++) {
+        const struct xfer_tensor *t = &part->tensors[segs[i].tensor];
+        const struct st_tensor *file;
+
+        FL_TRY(st_need(r, t->name, t->dtype, t->ndim, t->shape, &file, err));
+        if (!seg_fits(&segs[i], file->bytes))
+            return fl_fail(err, FL_INVALID, "a segment of %s lies outside its %" PRIu64 " bytes", t->name,
+                           file->bytes);
+        copy_seg(&segs[i], file->data, mem, digests[i]);
+    }
+    return FL_OK;
+}

@@ -1,0 +1,651 @@
+#include "transport/xfer/give.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/base/fault.h"
+#include "common/base/log.h"
+#include "common/proto/methods.h"
+
+struct give_send { /* one parcel on its way */
+    struct give_edge *edge;
+    struct link_op op;
+    struct link_mem room; /* of a packed one; malloc'd once */
+    bool busy;
+};
+struct give_edge {
+    struct give *give;
+    const struct xfer_edge *e;
+    struct line *line; /* NULL: nothing to open (disk), or spent */
+    bool sends, started, failed, done;
+    uint32_t bucket;   /* being cut, counted from the edge's first */
+    struct parcels parcels;
+    size_t next_parcel;
+    bool cut;
+    unsigned in_flight;
+    struct give_send window[GIVE_WINDOW];
+    struct fl_timer again;
+};
+
+static void edge_pump(struct give_edge *ge);
+static void give_settle(struct give *g);
+
+void give_init(struct give *g, struct xfer_port *port, const char *name, const struct xfer_manifest *have,
+               const struct give_user *user, void *arg)
+{
+    *g = (struct give){ .port = port, .name = name, .have = have, .user = user, .arg = arg };
+}
+
+/* ---- lines kept from epoch to epoch ---- */
+
+static struct line **line_slot(struct give *g, const uint64_t key[2])
+{
+    struct line **free_at = NULL;
+
+    for (size_t i = 0; i < GIVE_LINES_KEPT; i++) {
+        struct line *ln = g->kept[i];
+
+        if (ln && ln->key[0] == key[0] && ln->key[1] == key[1])
+            return &g->kept[i];
+        if (!ln && !free_at)
+            free_at = &g->kept[i];
+    }
+    return free_at;
+}
+
+static void line_keep(struct give *g, struct line *ln)
+{
+    struct line **at = line_slot(g, ln->key);
+
+    if (at && !*at)
+        *at = ln;
+    else
+        line_destroy(ln); /* ready and idle: the next epoch opens a new one */
+}
+
+static struct line *line_kept(struct give *g, const uint64_t key[2])
+{
+    struct line **at = line_slot(g, key);
+    struct line *ln = at ? *at : NULL;
+
+    if (ln)
+        *at = NULL;
+    return ln;
+}
+
+/* ---- an edge ---- */
+
+static void edge_on_ready(void *arg, struct line *ln, enum fl_status st, const struct fl_err *err)
+{
+    struct give_edge *ge = arg;
+
+    if (st != FL_OK) {
+        fl_warn("weights link did not open member=%s link=%s why=\"%s\"", ge->give->name, ln->ops->name,
+                err->text);
+        ge->failed = true;
+        line_abort(ln);
+        return;
+    }
+    edge_pump(ge);
+}
+
+static void edge_on_quiet(void *arg, struct line *ln)
+{
+    struct give_edge *ge = arg;
+
+    ge->line = NULL;
+    line_destroy(ln);
+    give_settle(ge->give);
+}
+
+static const struct line_user edge_lines = { edge_on_ready, edge_on_quiet };
+
+static void edge_fail(struct give_edge *ge, const struct fl_err *err)
+{
+    if (ge->failed)
+        return;
+    ge->failed = true;
+    fl_warn("weights send failed member=%s epoch=%u.%u bucket=%u why=\"%s\"", ge->give->name,
+            ge->give->epoch.attempt, ge->give->epoch.seq, ge->bucket, err->text);
+    fl_timer_cancel(&ge->again);
+    if (ge->line)
+        line_abort(ge->line);
+}
+
+static void edge_on_sent(struct link_op *op)
+{
+    struct give_send *s = container_of(op, struct give_send, op);
+    struct give_edge *ge = s->edge;
+    struct give *g = ge->give;
+
+    s->busy = false;
+    ge->in_flight--;
+    if (op->err.status != FL_OK)
+        edge_fail(ge, &op->err);
+    else
+        edge_pump(ge);
+    give_settle(g);
+}
+
+static void edge_on_again(struct fl_timer *t, uint64_t now_ns)
+{
+    (void)now_ns;
+    edge_pump(container_of(t, struct give_edge, again));
+}
+
+/* The parcels of the bucket in hand; false: all buckets are sent, or it failed. */
+static bool edge_cut(struct give_edge *ge, struct fl_err *err)
+{
+    const struct xfer_plan *part = ge->give->part;
+
+    while (ge->bucket < ge->e->n_buckets) {
+        const struct xfer_bucket *b = &part->buckets[ge->e->first_bucket + ge->bucket];
+
+        if (!ge->cut) {
+            parcels_fini(&ge->parcels);
+            if (parcels_cut(&part->segs[b->first_seg], b->n_segs, &ge->parcels, err) != FL_OK)
+                return false;
+            ge->cut = true;
+            ge->next_parcel = 0;
+        }
+        if (ge->next_parcel < ge->parcels.n)
+            return true;
+        ge->bucket++;
+        ge->cut = false;
+    }
+    return false;
+}
+
+static enum fl_status edge_send(struct give_edge *ge, struct give_send *s, struct fl_err *err)
+{
+    const struct xfer_bucket *b = &ge->give->part->buckets[ge->e->first_bucket + ge->bucket];
+    const struct link_mem *mem = &ge->give->slot.mems[b->from_mem];
+    const struct parcel *p = &ge->parcels.p[ge->next_parcel];
+    struct link_span span = { .mem = mem, .off = p->from_off, .bytes = p->bytes };
+
+    if (FL_FAULT("xfer.send"))
+        return fl_fail(err, FL_UNREACHABLE, "fault xfer.send");
+    if (p->packed) {
+        if (!s->room.addr) {
+            s->room.addr = malloc(PARCEL_PACKED_MAX);
+            s->room.bytes = PARCEL_PACKED_MAX;
+        }
+        if (!s->room.addr)
+            return fl_fail(err, FL_EXHAUSTED, "no memory to pack a parcel");
+        parcel_pack(&ge->parcels, ge->next_parcel, mem->addr, s->room.addr);
+        span = (struct link_span){ .mem = &s->room, .off = 0, .bytes = p->bytes };
+    }
+    s->op = (struct link_op){ .done = edge_on_sent };
+    if (ge->e->n_to > 1)
+        return ge->line->ops->cast(ge->line->k, 0, span, &s->op, err);
+    return ge->line->ops->send(ge->line->k, 1, span, &s->op, err);
+}
+
+static void edge_pump(struct give_edge *ge)
+{
+    struct fl_err err = { 0 };
+
+    if (!ge->sends || ge->failed || ge->done || !ge->line || ge->line->state != LINE_READY)
+        return;
+    for (unsigned i = 0; i < GIVE_WINDOW; i++) {
+        struct give_send *s = &ge->window[i];
+        enum fl_status st;
+
+        if (s->busy)
+            continue;
+        if (!edge_cut(ge, &err)) {
+            ge->done = err.status == FL_OK && ge->in_flight == 0;
+            if (err.status != FL_OK)
+                edge_fail(ge, &err);
+            give_settle(ge->give);
+            return;
+        }
+        s->edge = ge;
+        st = edge_send(ge, s, &err);
+        if (st == FL_AGAIN) {
+            if (ge->in_flight == 0)
+                fl_timer_arm_in(ge->give->port->loop, &ge->again, 1);
+            return;
+        }
+        if (st != FL_OK) {
+            edge_fail(ge, &err);
+            return;
+        }
+        s->busy = true;
+        ge->in_flight++;
+        ge->next_parcel++;
+    }
+}
+
+static void edges_free(struct give *g)
+{
+    for (size_t i = 0; i < g->n_edges; i++) {
+        parcels_fini(&g->edges[i].parcels);
+        fl_timer_cancel(&g->edges[i].again);
+        for (unsigned w = 0; w < GIVE_WINDOW; w++)
+            free(g->edges[i].window[w].room.addr);
+    }
+    free(g->edges);
+    g->edges = NULL;
+    g->n_edges = 0;
+    xfer_plan_destroy(g->part);
+    g->part = NULL;
+}
+
+/* ---- the end of an epoch ---- */
+
+static bool edges_quiet(const struct give *g)
+{
+    for (size_t i = 0; i < g->n_edges; i++) {
+        const struct give_edge *ge = &g->edges[i];
+
+        if (ge->in_flight || (ge->line && (ge->line->state != LINE_READY || (ge->sends && !ge->done))))
+            return false;
+    }
+    return !g->in_work && !g->writing;
+}
+
+/* Called whenever something came back: when the epoch is ending and all is quiet, it has ended. */
+static void give_settle(struct give *g)
+{
+    struct call_req *req = g->end_req;
+
+    if (!g->active || !g->ending || !edges_quiet(g))
+        return;
+    for (size_t i = 0; i < g->n_edges; i++)
+        if (g->edges[i].line)
+            line_keep(g, g->edges[i].line);
+    edges_free(g);
+    g->active = g->ending = false;
+    g->end_req = NULL;
+    if (req)
+        msg_reply_state(req, &g->end_state, (struct fl_bytes){ 0 });
+    g->user->quiet(g->arg);
+}
+
+static void edges_end(struct give *g, bool good)
+{
+    g->ending = true;
+    for (size_t i = 0; i < g->n_edges; i++) {
+        struct give_edge *ge = &g->edges[i];
+
+        if (ge->line && (!good || ge->line->state != LINE_READY)) {
+            fl_timer_cancel(&ge->again);
+            ge->failed = true;
+            line_abort(ge->line);
+        } /* else all of its takers have everything: what we sent comes back by itself */
+    }
+    give_settle(g);
+}
+
+static void begin_refuse(struct give *g, const struct fl_err *err)
+{
+    struct call_req *req = g->begin_req;
+
+    g->begin_req = NULL;
+    if (req)
+        call_fail(req, err);
+}
+
+void give_stop(struct give *g, const char *why)
+{
+    struct fl_err err = { 0 };
+
+    if (!g->active)
+        return;
+    fl_fail(&err, FL_CANCELLED, "%s", why);
+    begin_refuse(g, &err);
+    if (!g->ending)
+        edges_end(g, false);
+}
+
+bool give_busy(const struct give *g)
+{
+    return g->active;
+}
+
+void give_fini(struct give *g)
+{
+    edges_free(g);
+    for (size_t i = 0; i < GIVE_LINES_KEPT; i++)
+        line_destroy(g->kept[i]);
+}
+
+/* ---- BEGIN ---- */
+
+static enum fl_status team_read(const Fl__XferTeam *t, struct link_place **places, struct xfer_member **members,
+                                struct fl_err *err)
+{
+    size_t n = t->n_members;
+    bool good = n >= 2 && n <= 4096 && t->n_places == n && t->self < n;
+
+    *places = calloc(n ? n : 1, sizeof(**places));
+    *members = calloc(n ? n : 1, sizeof(**members));
+    if (!*places || !*members)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a team of %zu", n);
+    for (size_t i = 0; good && i < n; i++)
+        good = msg_read_place(t->places[i], &(*places)[i]) && msg_read_member(t->members[i], &(*members)[i]);
+    return good ? FL_OK : fl_fail(err, FL_CORRUPT, "a team of %zu members does not decode", n);
+}
+
+static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__XferTeam *t, struct fl_err *err)
+{
+    const struct link_ops *ops = port_link(g->port, t->link);
+    struct link_place *places = NULL;
+    struct xfer_member *members = NULL;
+    uint64_t key[2];
+    enum fl_status st;
+
+    if (!ops)
+        return fl_fail(err, FL_UNSUPPORTED, "%s has no link \"%s\"", g->name, t->link);
+    st = team_read(t, &places, &members, err);
+    if (st == FL_OK) {
+        line_key(key, ops, members, (unsigned)t->n_members);
+        ge->sends = !(ops->caps & LINK_PULL);
+        ge->line = line_kept(g, key);
+        if (ge->line)
+            line_use(ge->line, &edge_lines, ge);
+        else
+            st = line_open(g->port->loop, ops, places, (unsigned)t->n_members, t->self, NULL, key, &edge_lines,
+                           ge, &ge->line, err);
+    }
+    free(places);
+    free(members);
+    return st;
+}
+
+static enum fl_status edges_open(struct give *g, const Fl__XferBegin *b, struct fl_err *err)
+{
+    g->edges = calloc(g->part->n_edges ? g->part->n_edges : 1, sizeof(*g->edges));
+    if (!g->edges)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for %zu edges", g->part->n_edges);
+    g->n_edges = g->part->n_edges;
+    for (size_t i = 0; i < g->n_edges; i++) {
+        g->edges[i] = (struct give_edge){ .give = g, .e = &g->part->edges[i] };
+        g->edges[i].again.fire = edge_on_again;
+    }
+    for (size_t i = 0; i < b->n_teams; i++) {
+        if (b->teams[i]->edge >= g->n_edges || g->edges[b->teams[i]->edge].line)
+            return fl_fail(err, FL_CORRUPT, "a team names edge %u of %zu", b->teams[i]->edge, g->n_edges);
+        FL_TRY(edge_open(g, &g->edges[b->teams[i]->edge], b->teams[i], err));
+    }
+    return FL_OK;
+}
+
+static void begin_answer(struct give *g, const char *delta_dir)
+{
+    struct call_req *req = g->begin_req;
+    Fl__XferBegun r = FL__XFER_BEGUN__INIT;
+    Fl__XferTicket *t = calloc(g->n_edges + 1, sizeof(*t)), **list = calloc(g->n_edges + 1, sizeof(*list));
+    struct fl_err err = { 0 };
+
+    g->begin_req = NULL;
+    for (size_t i = 0; t && list && i < g->n_edges; i++)
+        if (g->edges[i].line) {
+            fl__xfer_ticket__init(&t[i]);
+            t[i].edge = (uint32_t)i;
+            t[i].ticket = (ProtobufCBinaryData){ sizeof(g->edges[i].line->ticket), g->edges[i].line->ticket };
+            list[r.n_tickets++] = &t[i];
+        }
+    r.tickets = list;
+    r.delta_dir = (char *)(uintptr_t)delta_dir;
+    if (t && list) {
+        msg_reply(req, &r.base, (struct fl_bytes){ 0 });
+    } else {
+        fl_fail(&err, FL_EXHAUSTED, "no memory for %zu tickets", g->n_edges);
+        call_fail(req, &err);
+    }
+    free(t);
+    free(list);
+    for (size_t i = 0; !g->ending && i < g->n_edges; i++)
+        edge_pump(&g->edges[i]); /* lines that were kept are ready already */
+}
+
+void give_written(struct give *g, enum fl_status st, const char *dir, const struct fl_err *err)
+{
+    g->writing = false;
+    if (g->begin_req && st == FL_OK)
+        begin_answer(g, dir);
+    else if (g->begin_req)
+        begin_refuse(g, err);
+    give_settle(g);
+}
+
+static enum fl_status begin_check(struct give *g, const Fl__XferBegin *b, const struct wire_msg *m,
+                                  struct fl_err *err)
+{
+    struct xfer_epoch e = msg_read_epoch(b->epoch);
+    int order = xfer_epoch_cmp(&e, &g->epoch);
+    uint64_t part_hash[2];
+    struct xfer_version want;
+
+    if (order < 0)
+        return fl_fail(err, FL_STALE, "epoch %u.%u is over: %u.%u has begun at %s since", e.attempt, e.seq,
+                       g->epoch.attempt, g->epoch.seq, g->name);
+    if (g->active) {
+        if (order > 0)
+            give_stop(g, "a newer epoch has begun");
+        return fl_fail(err, FL_AGAIN, "%s still gives epoch %u.%u", g->name, g->epoch.attempt, g->epoch.seq);
+    }
+    if (order == 0)
+        return fl_fail(err, FL_STALE, "epoch %u.%u has ended at %s", e.attempt, e.seq, g->name);
+    if (!b->target || !msg_read_hash(b->plan, g->plan) || !msg_read_hash(b->part, part_hash))
+        return fl_fail(err, FL_CORRUPT, "a begin without target or hashes");
+    want = msg_read_version(b->target);
+    FL_TRY(g->user->slot(g->arg, &want, &g->slot, err));
+    FL_TRY(xfer_part_decode(m->blob, m->head.blob_bytes, part_hash, &g->part, err));
+    g->version = want;
+    g->mode = (enum xfer_mode)b->mode;
+    return FL_OK;
+}
+
+void give_begin(struct give *g, struct call_req *req, const Fl__XferBegin *b, const struct wire_msg *m)
+{
+    struct fl_err err = { 0 };
+    enum fl_status st = begin_check(g, b, m, &err);
+
+    if (st != FL_OK) {
+        call_fail(req, &err);
+        return;
+    }
+    g->epoch = msg_read_epoch(b->epoch);
+    g->active = true;
+    g->begin_req = req;
+    st = edges_open(g, b, &err);
+    if (st != FL_OK) {
+        begin_refuse(g, &err);
+        edges_end(g, false);
+        return;
+    }
+    if (g->mode != XFER_DISK_DELTA) {
+        begin_answer(g, NULL);
+    } else if (!g->user->write || !b->delta_dir) {
+        fl_fail(&err, FL_UNSUPPORTED, "%s cannot write versions to a folder%s", g->name,
+                b->delta_dir ? "" : ": the update names none");
+        begin_refuse(g, &err);
+        edges_end(g, false);
+    } else {
+        g->writing = true;
+        g->user->write(g->arg, b->delta_dir, g->version.number);
+    }
+}
+
+void give_end(struct give *g, struct call_req *req, const Fl__XferEnd *e, const struct xfer_state *state)
+{
+    struct xfer_epoch ep = msg_read_epoch(e->epoch);
+    struct fl_err err = { 0 };
+    int order = xfer_epoch_cmp(&ep, &g->epoch);
+
+    if (order < 0) {
+        fl_fail(&err, FL_STALE, "epoch %u.%u is over at %s", ep.attempt, ep.seq, g->name);
+        call_fail(req, &err);
+        return;
+    }
+    if (!g->active || order > 0) { /* ended already, or never began here */
+        msg_reply_state(req, state, (struct fl_bytes){ 0 });
+        return;
+    }
+    if (g->end_req) {
+        fl_fail(&err, FL_CANCELLED, "asked again");
+        call_fail(g->end_req, &err);
+    }
+    g->end_req = req;
+    g->end_state = *state;
+    if (g->ending)
+        give_settle(g);
+    else
+        edges_end(g, e->good);
+}
+
+/* ---- KEY and CHECK ---- */
+
+static enum fl_status asked_now(const struct give *g, const Fl__XferEpoch *epoch, ProtobufCBinaryData plan,
+                                uint32_t mem, struct fl_err *err)
+{
+    struct xfer_epoch e = msg_read_epoch(epoch);
+    uint64_t hash[2];
+
+    if (!g->active || g->ending || xfer_epoch_cmp(&e, &g->epoch) != 0)
+        return fl_fail(err, FL_STALE, "%s does not give in epoch %u.%u", g->name, e.attempt, e.seq);
+    if (!msg_read_hash(plan, hash) || hash[0] != g->plan[0] || hash[1] != g->plan[1])
+        return fl_fail(err, FL_INVALID, "epoch %u.%u has another plan at %s: %016" PRIx64 " there", e.attempt,
+                       e.seq, g->name, g->plan[0]);
+    if (mem >= g->have->n_mems)
+        return fl_fail(err, FL_INVALID, "%s has %zu memories, number %u is asked for", g->name, g->have->n_mems,
+                       mem);
+    return FL_OK;
+}
+
+static void key_reply(struct give *g, struct call_req *req, uint32_t mem, const struct link_key *key)
+{
+    Fl__XferKeyIs r = FL__XFER_KEY_IS__INIT;
+    Fl__XferVersion v;
+    struct call_answer a = { 0 };
+    struct fl_err err = { 0 };
+
+    msg_version(&g->version, &v);
+    r.id = g->slot.id + mem;
+    r.bytes = g->slot.mems[mem].bytes;
+    r.slot = g->slot.index;
+    r.version = &v;
+    if (key) {
+        r.has_blob = true;
+        r.blob = (ProtobufCBinaryData){ sizeof(key->blob), (uint8_t *)(uintptr_t)key->blob };
+        a.fds = key->fds;
+        a.n_fds = key->n_fds;
+    }
+    if (msg_pack(&r.base, &a.body, &err) != FL_OK) {
+        call_fail(req, &err);
+        return;
+    }
+    call_answer(req, &a);
+    free((void *)(uintptr_t)a.body.data);
+}
+
+void give_key(struct give *g, struct call_req *req, const Fl__XferKey *k)
+{
+    struct fl_err err = { 0 };
+    struct link_key key = { 0 };
+    struct line *ln;
+
+    if (asked_now(g, k->epoch, k->plan, k->mem, &err) != FL_OK) {
+        call_fail(req, &err);
+        return;
+    }
+    for (size_t i = 0; i < k->n_have; i++)
+        if (k->have[i] == g->slot.id + k->mem) {
+            key_reply(g, req, k->mem, NULL);
+            return;
+        }
+    ln = k->edge < g->n_edges ? g->edges[k->edge].line : NULL;
+    if (!ln)
+        fl_fail(&err, FL_INVALID, "%s has no link open for edge %u", g->name, k->edge);
+    else if (ln->ops->share(ln->k, &g->slot.mems[k->mem], &key, &err) == FL_OK) {
+        key_reply(g, req, k->mem, &key);
+        return;
+    }
+    call_fail(req, &err);
+}
+
+struct give_work { /* CHECK: digests of segments, on the pool */
+    struct fl_work w;
+    struct give *give;
+    struct call_req *req;
+    const void *mem;
+    size_t n;
+    uint64_t (*digests)[2];
+    struct link_seg segs[];
+};
+
+static void check_work(struct fl_work *w)
+{
+    struct give_work *c = container_of(w, struct give_work, w);
+
+    xfer_bucket_digest(c->segs, c->n, c->mem, true, c->digests);
+}
+
+static void check_done(struct fl_work *w, enum fl_status st)
+{
+    struct give_work *c = container_of(w, struct give_work, w);
+    struct give *g = c->give;
+    struct fl_err err = { 0 };
+
+    if (st == FL_OK) {
+        call_reply(c->req, (struct fl_bytes){ 0 }, (struct fl_bytes){ c->digests, c->n * 16 });
+    } else {
+        fl_fail(&err, st, "the digests of %zu segments were not made", c->n);
+        call_fail(c->req, &err);
+    }
+    free(c->digests);
+    free(c);
+    g->in_work--;
+    give_settle(g);
+}
+
+/* Both ends of every run of s lie inside bytes; overflow is outside. */
+static bool seg_inside(const struct link_seg *s, uint64_t bytes)
+{
+    uint64_t end, steps;
+
+    return s->rows > 0 && !__builtin_mul_overflow(s->from_step, (uint64_t)s->rows - 1, &steps) &&
+           !__builtin_add_overflow(s->from_off, s->rows > 1 ? steps : 0, &end) &&
+           !__builtin_add_overflow(end, s->run_bytes, &end) && end <= bytes;
+}
+
+void give_check(struct give *g, struct call_req *req, const Fl__XferCheck *c, const struct wire_msg *m)
+{
+    size_t n = m->head.blob_bytes / sizeof(struct link_seg);
+    struct give_work *w = NULL;
+    struct fl_err err = { 0 };
+
+    if (asked_now(g, c->epoch, c->plan, c->mem, &err) != FL_OK) {
+        call_fail(req, &err);
+        return;
+    }
+    w = calloc(1, sizeof(*w) + n * sizeof(struct link_seg));
+    if (w)
+        w->digests = calloc(n ? n : 1, 16);
+    if (!w || !w->digests) {
+        fl_fail(&err, FL_EXHAUSTED, "no memory to check %zu segments", n);
+        goto refuse;
+    }
+    memcpy(w->segs, m->blob, n * sizeof(struct link_seg));
+    for (size_t i = 0; i < n; i++)
+        if (!seg_inside(&w->segs[i], g->slot.mems[c->mem].bytes)) {
+            fl_fail(&err, FL_INVALID, "segment %zu of %zu to check lies outside %s's memory", i, n, g->name);
+            goto refuse;
+        }
+    w->w.work = check_work;
+    w->w.done = check_done;
+    w->give = g;
+    w->req = req;
+    w->mem = g->slot.mems[c->mem].addr;
+    w->n = n;
+    g->in_work++;
+    fl_work_start(g->port->loop, &w->w);
+    return;
+refuse:
+    if (w)
+        free(w->digests);
+    free(w);
+    call_fail(req, &err);
+}

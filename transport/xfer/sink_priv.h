@@ -1,0 +1,70 @@
+/* transport/xfer/sink_priv.h - the engine's side from inside: life and flip (sink.c), messages (sink_serve.c) */
+#pragma once
+#include "transport/xfer/give.h"
+#include "transport/xfer/sink.h"
+#include "transport/xfer/take.h"
+
+enum { SINK_PENDING = 16 }; /* requests that wait for something here; beyond: FL_EXHAUSTED */
+struct sink_pend {
+    struct xfer_sink *sink;
+    struct call_req *req;
+    uint16_t method;
+    struct fl_timer over; /* WAIT */
+    bool timed_out;
+};
+struct sink_view { /* what the engine reads */
+    void **piece;
+    int slot; /* own one; -1: mapped pages, or none */
+    struct reach **reaches;
+    size_t n_reaches;
+    struct fl_seat_ref maps_who;
+    uint32_t maps_slot;
+};
+struct xfer_sink {
+    struct port_set set;
+    struct fl_loop *loop;
+    struct xfer_port *port;
+    struct xfer_member me;
+    struct link_place place;
+    struct xfer_manifest *want;
+    void *image;
+    size_t image_bytes;
+    enum xfer_slots slots;
+    bool check_equal;
+    char *local_dir;
+    const struct xfer_sink_ops *ops;
+    void *arg;
+
+    struct rx rx;
+    uint32_t attempt_seen; /* of the driver */
+    struct link_mem slot[2];
+    bool have_slot[2];
+    uint64_t slot_gen[2], gens; /* gens: memories there have been; peers keep mappings by it */
+    struct sink_view view, next;
+    struct xfer_version serving, staged;
+    uint64_t (*digests)[2]; /* of each tensor of the manifest, of what serves */
+    int stage_slot;
+    struct take *take; /* running, verified, or the ledger of a dirty slot */
+    struct reaches reaches;
+    bool all_in, offloaded, paused, pausing, flipping, hold, held, open, begin_after_pause;
+    struct take_bad bad;
+    uint64_t bytes, verify_ns, pause_from_ns, pause_ns;
+    uint32_t buckets_in, buckets_all, lease_ms;
+    struct fl_timer lease;
+    struct fl_task paused_back, flipped_back;
+    struct sink_pend pend[SINK_PENDING];
+    struct give give;
+    bool stopping;
+    struct fl_task *stopped;
+};
+enum fl_status sink_event(struct xfer_sink *s, enum rx_event on, const struct xfer_epoch *e, struct fl_err *err);
+void sink_state(const struct xfer_sink *s, struct xfer_state *out);
+void sink_answer(struct xfer_sink *s); /* all requests that need wait no longer */
+void sink_lease(struct xfer_sink *s);  /* the coordinator has been heard */
+void sink_settle(struct xfer_sink *s);
+bool sink_busy(const struct xfer_sink *s); /* a take has bytes or calls under way */
+void sink_forget_ledger(struct xfer_sink *s);
+void sink_slot_give_back(struct xfer_sink *s, int slot);
+extern const struct take_user sink_takes;
+void sink_serve(struct port_set *set, uint16_t method, struct call_req *req, const ProtobufCMessage *msg,
+                const struct wire_msg *m);

@@ -1,0 +1,518 @@
+#include "transport/xfer/source.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/base/log.h"
+#include "common/base/str.h"
+#include "common/proto/methods.h"
+#include "transport/xfer/delta.h"
+#include "transport/xfer/give.h"
+
+enum src_state {
+    SRC_WRITING,    /* the slot in hand is the program's                  */
+    SRC_DIGESTING,  /* whole and frozen; its digests are being made       */
+    SRC_PUBLISHED,  /* frozen; engines may read it                        */
+    SRC_ASKING      /* begin() waits for the coordinator; frozen until then */
+};
+struct xfer_source {
+    struct port_set set; /* first of all: how the port finds us */
+    struct fl_loop *loop;
+    struct xfer_port *port;
+    struct xfer_member me;
+    struct link_place place;
+    const struct xfer_manifest *have;
+    struct xfer_manifest *have_own; /* decoded copy: one heap block */
+    void *image;
+    size_t image_bytes;
+    struct link_mem *mems[2];
+    unsigned n_slots, slot; /* slot: in hand */
+    enum src_state state;
+    bool has_published, was_read; /* was_read: some coordinator has had us in an epoch */
+    unsigned published_slot;
+    uint64_t number, published;
+    uint64_t (*digests)[2]; /* of each piece, of the published version */
+    uint64_t (*fresh)[2];   /* being made */
+    struct fl_work digest_work;
+    struct xfer_wait *wait; /* of begin or publish */
+    struct fl_task wait_back;
+    struct fl_err wait_err;
+    uint64_t asked, asked_number, begin_due_ns;
+    struct fl_timer begin_late;
+    uint32_t attempt_seen; /* of the driver */
+    struct call_req *watch;
+    struct fl_timer watch_over;
+    struct give give;
+    struct delta_writer delta;
+    uint64_t delta_publish, publishes; /* publishes: counts; delta_publish: which one was written last */
+    struct fl_task *stopped;
+    bool stopping;
+};
+
+/* ---- what begin and publish wait for ---- */
+
+static void source_settle(struct xfer_source *s)
+{
+    if (!s->stopped || s->state == SRC_DIGESTING || give_busy(&s->give) || s->wait)
+        return;
+    fl_post(s->loop, s->stopped);
+    s->stopped = NULL;
+}
+
+static void wait_run(struct fl_task *t)
+{
+    struct xfer_source *s = container_of(t, struct xfer_source, wait_back);
+    struct xfer_wait *w = s->wait;
+    struct fl_err err = s->wait_err;
+
+    s->wait = NULL;
+    source_settle(s);
+    w->done(w, err.status, &err);
+}
+
+static void wait_over(struct xfer_source *s, enum fl_status st, const struct fl_err *err)
+{
+    s->wait_err = err ? *err : (struct fl_err){ .status = st };
+    fl_post(s->loop, &s->wait_back);
+}
+
+static unsigned next_slot(const struct xfer_source *s)
+{
+    return s->n_slots == 2 && s->has_published ? 1 - s->published_slot : 0;
+}
+
+static void grant(struct xfer_source *s)
+{
+    fl_timer_cancel(&s->begin_late);
+    s->slot = next_slot(s);
+    s->number = s->asked_number;
+    s->state = SRC_WRITING;
+    if (s->n_slots == 1)
+        s->has_published = false; /* from here on those bytes are no version */
+    fl_debug("weights begun member=%s version=%" PRIu64 " slot=%u", s->me.name, s->number, s->slot);
+    wait_over(s, FL_OK, NULL);
+}
+
+static void refuse(struct xfer_source *s, const struct fl_err *err)
+{
+    fl_timer_cancel(&s->begin_late);
+    s->state = SRC_PUBLISHED;
+    wait_over(s, err->status, err);
+}
+
+static void begin_on_late(struct fl_timer *t, uint64_t now_ns)
+{
+    struct xfer_source *s = container_of(t, struct xfer_source, begin_late);
+    struct fl_err err = { 0 };
+
+    (void)now_ns;
+    fl_fail(&err, FL_TIMEOUT,
+            "begin of version %" PRIu64 " at %s: the driver did not say in time that nobody reads slot %u any more",
+            s->asked_number, s->me.name, next_slot(s));
+    refuse(s, &err);
+}
+
+static void state_of(const struct xfer_source *s, struct xfer_state *out)
+{
+    uint64_t now = fl_loop_now_ns(s->loop);
+    uint64_t left_ms = s->begin_due_ns > now ? (s->begin_due_ns - now) / 1000000 : 0;
+
+    *out = (struct xfer_state){ .source = true,
+                                .who = s->me.who,
+                                .party = s->me.party,
+                                .seen = s->give.epoch,
+                                .has_manifest = true,
+                                .manifest = { s->have->hash[0], s->have->hash[1] },
+                                .has_place = true,
+                                .place = s->place,
+                                .has_published = s->has_published && s->state != SRC_DIGESTING,
+                                .published = s->published,
+                                .slot = s->has_published ? s->published_slot : s->slot,
+                                .writing = s->state == SRC_WRITING || s->state == SRC_DIGESTING,
+                                .n_slots = s->n_slots,
+                                .wants = s->state == SRC_ASKING,
+                                .wants_number = s->asked_number,
+                                .wants_slot = next_slot(s),
+                                .wants_ms = left_ms < UINT32_MAX ? (uint32_t)left_ms : UINT32_MAX,
+                                .asked = s->asked };
+}
+
+static void watch_answer(struct xfer_source *s)
+{
+    struct call_req *req = s->watch;
+    struct xfer_state st;
+
+    if (!req)
+        return;
+    s->watch = NULL;
+    fl_timer_cancel(&s->watch_over);
+    state_of(s, &st);
+    msg_reply_state(req, &st, (struct fl_bytes){ 0 });
+}
+
+static void watch_on_over(struct fl_timer *t, uint64_t now_ns)
+{
+    (void)now_ns;
+    watch_answer(container_of(t, struct xfer_source, watch_over));
+}
+
+enum fl_status xfer_source_begin(struct xfer_source *s, uint64_t version, uint64_t due_ns, struct xfer_wait *w,
+                                 struct fl_err *err)
+{
+    if (s->stopping)
+        return fl_fail(err, FL_CANCELLED, "weights \"%s\" are being dropped", s->set.set);
+    if (s->wait || s->state != SRC_PUBLISHED)
+        return fl_fail(err, FL_INVALID, "begin of version %" PRIu64 ": version %" PRIu64 " was begun and is not published yet",
+                       version, s->state == SRC_ASKING ? s->asked_number : s->number);
+    s->wait = w;
+    s->asked++;
+    s->asked_number = version;
+    s->begin_due_ns = due_ns;
+    if (!s->was_read) {
+        grant(s);
+        return FL_OK;
+    }
+    s->state = SRC_ASKING;
+    fl_timer_arm(s->loop, &s->begin_late, due_ns);
+    watch_answer(s);
+    return FL_OK;
+}
+
+/* ---- publish ---- */
+
+static void digest_work(struct fl_work *w)
+{
+    struct xfer_source *s = container_of(w, struct xfer_source, digest_work);
+
+    memset(s->fresh, 0, s->have->n_pieces * sizeof(*s->fresh));
+    for (size_t i = 0; i < s->have->n_pieces; i++) {
+        const struct xfer_piece *p = &s->have->pieces[i];
+
+        xfer_digest_piece(s->fresh[i], &s->have->tensors[p->tensor], &p->box,
+                          (const char *)s->mems[s->slot][p->mem].addr + p->off);
+    }
+}
+
+static void digest_done(struct fl_work *w, enum fl_status st)
+{
+    struct xfer_source *s = container_of(w, struct xfer_source, digest_work);
+    uint64_t (*old)[2] = s->digests;
+    struct fl_err err = { 0 };
+
+    if (st != FL_OK) {
+        s->state = SRC_WRITING;
+        fl_fail(&err, st, "the digests of version %" PRIu64 " were not made", s->number);
+        wait_over(s, st, &err);
+        source_settle(s);
+        return;
+    }
+    s->digests = s->fresh;
+    s->fresh = old;
+    s->has_published = true;
+    s->published = s->number;
+    s->published_slot = s->slot;
+    s->publishes++;
+    s->state = SRC_PUBLISHED;
+    fl_debug("weights published member=%s version=%" PRIu64 " slot=%u", s->me.name, s->number, s->slot);
+    wait_over(s, FL_OK, NULL);
+    source_settle(s);
+}
+
+enum fl_status xfer_source_publish(struct xfer_source *s, uint64_t version, struct xfer_wait *w, struct fl_err *err)
+{
+    if (s->stopping)
+        return fl_fail(err, FL_CANCELLED, "weights \"%s\" are being dropped", s->set.set);
+    if (s->wait || s->state != SRC_WRITING)
+        return fl_fail(err, FL_INVALID, "publish of version %" PRIu64 " without begin: the weights are frozen at version %" PRIu64,
+                       version, s->published);
+    if (s->publishes && version != s->number)
+        return fl_fail(err, FL_INVALID, "publish of version %" PRIu64 ", but version %" PRIu64 " was begun", version,
+                       s->number);
+    s->number = version;
+    s->wait = w;
+    s->state = SRC_DIGESTING;
+    s->digest_work = (struct fl_work){ .work = digest_work, .done = digest_done };
+    fl_work_start(s->loop, &s->digest_work);
+    return FL_OK;
+}
+
+unsigned xfer_source_slot(const struct xfer_source *s)
+{
+    return s->slot;
+}
+
+bool xfer_source_version(const struct xfer_source *s, uint64_t *number)
+{
+    if (s->has_published)
+        *number = s->published;
+    return s->has_published;
+}
+
+/* ---- giving ---- */
+
+static enum fl_status give_slot_of(void *arg, const struct xfer_version *want, struct give_slot *out,
+                                   struct fl_err *err)
+{
+    struct xfer_source *s = arg;
+
+    if (!s->has_published || s->state == SRC_DIGESTING)
+        return fl_fail(err, FL_AGAIN, "%s is writing version %" PRIu64, s->me.name, s->number);
+    if (want->number != s->published)
+        return fl_fail(err, FL_INVALID, "%s has published version %" PRIu64 ", version %" PRIu64 " is asked for", s->me.name,
+                       s->published, want->number);
+    s->was_read = true;
+    *out = (struct give_slot){ .mems = s->mems[s->published_slot], .index = s->published_slot,
+                               .id = (uint64_t)(s->published_slot + 1) << 16, .number = s->published };
+    return FL_OK;
+}
+
+static void give_on_quiet(void *arg)
+{
+    source_settle(arg);
+}
+
+static void give_write(void *arg, const char *delta_dir, uint64_t number)
+{
+    struct xfer_source *s = arg;
+
+    delta_writer_start(&s->delta, s->loop, delta_dir, number, s->delta_publish == s->publishes,
+                       s->give.slot.mems);
+    s->delta_publish = s->publishes;
+}
+
+static void give_on_written(struct delta_writer *d, enum fl_status st, const struct fl_err *err)
+{
+    struct xfer_source *s = container_of(d, struct xfer_source, delta);
+
+    if (st != FL_OK)
+        s->delta_publish = 0;
+    give_written(&s->give, st, d->dir, err);
+}
+
+static const struct give_user source_gives = { give_slot_of, give_on_quiet, give_write };
+
+/* ---- the coordinator's messages ---- */
+
+static enum fl_status driver_is_current(struct xfer_source *s, uint32_t attempt, struct fl_err *err)
+{
+    if (attempt < s->attempt_seen)
+        return fl_fail(err, FL_STALE, "attempt %u of the driver is over: %s has heard attempt %u", attempt,
+                       s->me.name, s->attempt_seen);
+    s->attempt_seen = attempt;
+    return FL_OK;
+}
+
+static void serve_reconcile(struct xfer_source *s, struct call_req *req, const Fl__XferReconcile *m)
+{
+    struct xfer_state st;
+    uint64_t known[2] = { 0, 0 };
+    size_t digest_bytes;
+    char *blob;
+
+    state_of(s, &st);
+    if (!m->has_known || !msg_read_hash(m->known, known) || known[0] != s->have->hash[0] ||
+        known[1] != s->have->hash[1])
+        st.manifest_bytes = s->image_bytes;
+    digest_bytes = st.has_published ? s->have->n_pieces * sizeof(*s->digests) : 0;
+    blob = malloc(st.manifest_bytes + digest_bytes + 1);
+    if (!blob) {
+        struct fl_err err = { 0 };
+
+        fl_fail(&err, FL_EXHAUSTED, "no memory for a report of %" PRIu64 " bytes", st.manifest_bytes);
+        call_fail(req, &err);
+        return;
+    }
+    memcpy(blob, s->image, st.manifest_bytes);
+    if (digest_bytes)
+        memcpy(blob + st.manifest_bytes, s->digests, digest_bytes);
+    st.digest_bytes = digest_bytes;
+    msg_reply_state(req, &st, (struct fl_bytes){ blob, st.manifest_bytes + digest_bytes });
+    free(blob);
+}
+
+static void watch_unwanted(void *arg, struct call_req *req)
+{
+    struct xfer_source *s = arg;
+
+    if (s->watch == req)
+        watch_answer(s);
+}
+
+static void serve_watch(struct xfer_source *s, struct call_req *req, const Fl__XferWatch *m)
+{
+    watch_answer(s); /* one at a time: the coordinator that came later is the one that listens */
+    s->watch = req;
+    s->was_read = true; /* whoever listens also grants */
+    if (s->state == SRC_ASKING && (!m->has_told || m->told != s->asked)) {
+        watch_answer(s);
+        return;
+    }
+    call_on_unwanted(req, watch_unwanted, s);
+    fl_timer_arm_in(s->loop, &s->watch_over, m->wait_ms);
+}
+
+static void serve_grant(struct xfer_source *s, struct call_req *req, const Fl__XferGrant *m)
+{
+    struct xfer_state st;
+    struct fl_err err;
+
+    if (s->state == SRC_ASKING && m->asked == s->asked) {
+        if (m->refused) {
+            msg_read_error(m->refused, &err);
+            refuse(s, &err);
+        } else {
+            grant(s);
+        }
+    } /* else said before, or asked no longer */
+    state_of(s, &st);
+    msg_reply_state(req, &st, (struct fl_bytes){ 0 });
+}
+
+static void source_serve(struct port_set *set, uint16_t method, struct call_req *req, const ProtobufCMessage *msg,
+                         const struct wire_msg *m)
+{
+    struct xfer_source *s = container_of(set, struct xfer_source, set);
+    const void *p = msg;
+    struct xfer_state st;
+    struct fl_err err = { 0 };
+    uint32_t attempt = s->attempt_seen;
+
+    if (method == FL_XFER_RECONCILE)
+        attempt = ((const Fl__XferReconcile *)p)->attempt;
+    else if (method == FL_XFER_WATCH)
+        attempt = ((const Fl__XferWatch *)p)->attempt;
+    else if (method == FL_XFER_GRANT)
+        attempt = ((const Fl__XferGrant *)p)->attempt;
+    else if (method == FL_XFER_BEGIN)
+        attempt = ((const Fl__XferBegin *)p)->epoch->attempt;
+    if (s->stopping)
+        fl_fail(&err, FL_CANCELLED, "weights \"%s\" are being dropped at %s", s->set.set, s->me.name);
+    else
+        (void)driver_is_current(s, attempt, &err);
+    if (err.status != FL_OK) {
+        call_fail(req, &err);
+        return;
+    }
+    state_of(s, &st);
+    switch (method) {
+    case FL_XFER_RECONCILE:
+        serve_reconcile(s, req, p);
+        break;
+    case FL_XFER_BEGIN:
+        give_begin(&s->give, req, p, m);
+        break;
+    case FL_XFER_END:
+        give_end(&s->give, req, p, &st);
+        break;
+    case FL_XFER_WATCH:
+        serve_watch(s, req, p);
+        break;
+    case FL_XFER_GRANT:
+        serve_grant(s, req, p);
+        break;
+    case FL_XFER_KEY:
+        give_key(&s->give, req, p);
+        break;
+    case FL_XFER_CHECK:
+        give_check(&s->give, req, p, m);
+        break;
+    default:
+        fl_fail(&err, FL_UNSUPPORTED, "%s gives weights and takes none", s->me.name);
+        call_fail(req, &err);
+    }
+}
+
+/* ---- life ---- */
+
+static enum fl_status source_fill(struct xfer_source *s, const struct xfer_source_opts *o, struct fl_err *err)
+{
+    size_t n_mems;
+
+    if (o->n_slots < 1 || o->n_slots > 2)
+        return fl_fail(err, FL_INVALID, "weights \"%s\": %u slots, 1 or 2 are possible", o->set, o->n_slots);
+    FL_TRY(xfer_manifest_encode(o->have, &s->image, &s->image_bytes, err));
+    FL_TRY(xfer_manifest_decode(s->image, s->image_bytes, &s->have_own, err));
+    s->have = s->have_own;
+    n_mems = s->have->n_mems ? s->have->n_mems : 1;
+    s->digests = calloc(s->have->n_pieces + 1, sizeof(*s->digests));
+    s->fresh = calloc(s->have->n_pieces + 1, sizeof(*s->fresh));
+    for (unsigned i = 0; i < o->n_slots; i++)
+        s->mems[i] = calloc(n_mems, sizeof(struct link_mem));
+    if (!s->digests || !s->fresh || !s->mems[0] || (o->n_slots == 2 && !s->mems[1]))
+        return fl_fail(err, FL_EXHAUSTED, "no memory for %zu pieces of weights", s->have->n_pieces);
+    for (unsigned i = 0; i < o->n_slots; i++)
+        for (size_t m = 0; m < s->have->n_mems; m++) {
+            s->mems[i][m] = o->slot[i][m];
+            if (s->mems[i][m].bytes < s->have->mem_bytes[m])
+                return fl_fail(err, FL_INVALID, "slot %u of weights \"%s\" has %" PRIu64 " bytes, %" PRIu64 " are laid out", i, o->set,
+                               s->mems[i][m].bytes, s->have->mem_bytes[m]);
+        }
+    return FL_OK;
+}
+
+static void source_free(struct xfer_source *s)
+{
+    free(s->mems[0]);
+    free(s->mems[1]);
+    free(s->digests);
+    free(s->fresh);
+    free(s->image);
+    free(s->have_own);
+    free(s);
+}
+
+enum fl_status xfer_source_create(struct fl_loop *l, struct xfer_port *port, const struct xfer_source_opts *o,
+                                  struct xfer_source **out, struct fl_err *err)
+{
+    struct xfer_source *s = calloc(1, sizeof(*s));
+    enum fl_status st;
+
+    if (!s)
+        return fl_fail(err, FL_EXHAUSTED, "no memory to offer weights \"%s\"", o->set);
+    s->loop = l;
+    s->port = port;
+    s->me = o->me;
+    s->place = o->place;
+    s->n_slots = o->n_slots;
+    s->set.serve = source_serve;
+    s->wait_back.run = wait_run;
+    s->begin_late.fire = begin_on_late;
+    s->watch_over.fire = watch_on_over;
+    st = source_fill(s, o, err);
+    if (st == FL_OK)
+        st = port_add(port, &s->set, o->set, err);
+    if (st != FL_OK) {
+        source_free(s);
+        return st;
+    }
+    give_init(&s->give, port, s->me.name, s->have, &source_gives, s);
+    delta_writer_init(&s->delta, s->have, &s->me.who, give_on_written);
+    *out = s;
+    return FL_OK;
+}
+
+void xfer_source_stop(struct xfer_source *s, struct fl_task *stopped)
+{
+    struct fl_err err = { 0 };
+
+    s->stopping = true;
+    s->stopped = stopped;
+    watch_answer(s);
+    fl_fail(&err, FL_CANCELLED, "weights \"%s\" are being dropped", s->set.set);
+    if (s->state == SRC_ASKING)
+        refuse(s, &err);
+    give_stop(&s->give, err.text);
+    source_settle(s);
+}
+
+void xfer_source_destroy(struct xfer_source *s)
+{
+    if (!s)
+        return;
+    watch_answer(s);
+    fl_timer_cancel(&s->begin_late);
+    fl_task_cancel(s->loop, &s->wait_back);
+    port_remove(s->port, &s->set);
+    give_fini(&s->give);
+    delta_writer_fini(&s->delta);
+    source_free(s);
+}

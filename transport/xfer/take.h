@@ -1,0 +1,85 @@
+/* transport/xfer/take.h - taking one part of a plan into one slot: the executor
+ *
+ * Dials the givers, maps or opens what the edges' links need, moves every bucket, keeps the ledger
+ * of those that are in, and compares digests. It knows nothing of states: sink.c turns what it says
+ * into events. In share mode nothing moves and the pieces are addresses in the giver's pages. */
+#pragma once
+#include "transport/xfer/line.h"
+#include "transport/xfer/msg.h"
+#include "transport/xfer/parcel.h"
+#include "transport/xfer/port_priv.h"
+
+enum { TAKE_WINDOW = 3 };
+struct reach { /* one giver over one link; outlives epochs, and takes */
+    struct reach *next;
+    struct line *line;
+    struct reach_mem { struct reach_mem *next; uint64_t id; struct link_mem mem; } *mems;
+    bool in_use;
+    unsigned views; /* of what serves: mapped pages that must stay */
+};
+struct reaches { struct reach *first; };
+void reach_drop(struct reaches *all, struct reach *r); /* destroys it unless something still needs it */
+void reaches_fini(struct reaches *all);
+
+struct take_team { /* of one edge of the part */
+    const struct link_ops *ops; /* NULL: disk */
+    struct link_place *places;
+    struct xfer_member *members;
+    unsigned n, self;
+    uint32_t giver_edge;
+    uint8_t ticket[256];
+};
+struct take_bad { /* what did not agree */
+    struct fl_err why;
+    uint32_t buckets[XFER_NAMED_BAD], tensors[XFER_NAMED_BAD], n_buckets, n_tensors;
+    bool source_at_fault; /* our bytes are what the source has, and not what it published */
+};
+struct take;
+struct take_user {
+    void (*moved)(void *arg);                               /* a bucket is in */
+    void (*all_in)(void *arg, bool whole);                  /* whole: all agreed; else parts wait for take_verdict() */
+    void (*bad)(void *arg, const struct take_bad *b);       /* it failed, or did not agree; abort comes next */
+    void (*quiet)(void *arg);                               /* after take_abort() */
+};
+struct take_opts {
+    struct xfer_port *port;
+    struct reaches *reaches;
+    const char *set, *name;
+    const struct xfer_manifest *want;
+    struct xfer_epoch epoch;
+    struct xfer_version target;
+    uint64_t plan[2];
+    struct xfer_plan *part;         /* taken */
+    uint64_t (*expect)[2];          /* of each tensor of the part; taken */
+    struct take_team *teams;        /* of each edge; taken */
+    struct link_mem slot;           /* not in share mode */
+    bool check_equal;
+    const char *delta_dir, *local_dir;
+    const struct take_user *user;
+    void *arg;
+};
+/* Takes part, expect and teams in any case. Nothing has begun until take_start(). */
+enum fl_status take_create(const struct take_opts *o, struct take **out, struct fl_err *err);
+/* What was in before stays in: the same plan, the same target, and a slot that was not touched since. */
+bool take_inherit(struct take *t, const struct take *ledger);
+void take_start(struct take *t);
+void take_verdict(struct take *t, const uint32_t *bad_tensors, size_t n); /* n 0: all_in(whole) follows */
+void take_abort(struct take *t);
+bool take_idle(const struct take *t); /* nothing of it is under way, here or at a link */
+void take_strike(struct take *t, const struct take_bad *b);
+void take_counts(const struct take *t, uint32_t *in, uint32_t *all, uint64_t *bytes);
+uint64_t take_verify_ns(const struct take *t);
+/* 24 bytes for each tensor held in part; free() it. */
+enum fl_status take_parts(const struct take *t, struct fl_bytes *out, struct fl_err *err);
+/* Share mode: addresses of the pieces, and what they need to stay. */
+bool take_shares(const struct take *t);
+void take_pieces(const struct take *t, void **piece);
+struct reach *take_reach(const struct take *t, size_t edge);
+size_t take_n_edges(const struct take *t);
+const struct xfer_member *take_giver(const struct take *t, size_t edge);
+uint32_t take_giver_slot(const struct take *t);
+const struct xfer_plan *take_part(const struct take *t);
+const uint64_t (*take_expect(const struct take *t))[2];
+bool take_same(const struct take *t, const uint64_t plan[2], const struct xfer_version *target);
+void take_destroy(struct take *t); /* idle; NULL is fine */
+void take_teams_free(struct take_team *teams, size_t n);

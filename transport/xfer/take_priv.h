@@ -1,0 +1,67 @@
+/* transport/xfer/take_priv.h - the executor from inside: moving (take.c), comparing (take_check.c) */
+#pragma once
+#include "transport/xfer/take.h"
+
+struct take_op { /* one bucket pulled, or one parcel received */
+    struct take_edge *edge;
+    struct link_op op;
+    struct fl_work land; /* a parcel's digests and places, on the pool */
+    struct link_mem room;
+    uint32_t bucket;
+    size_t parcel;
+    bool busy;
+};
+struct take_edge {
+    struct take *take;
+    const struct xfer_edge *e;
+    const struct take_team *team;
+    struct reach *reach;
+    struct xfer_dial dial;
+    struct call_op call; /* KEY */
+    bool dialing, calling, started, in;
+    uint32_t giver_slot;
+    uint64_t slot_id; /* of the giver's memory 0 in that slot */
+    uint32_t bucket, n_in; /* bucket: next one to start, counted from the edge's first */
+    struct parcels parcels;
+    size_t next_parcel, landed; /* of the bucket in hand */
+    bool cut;
+    unsigned in_flight;
+    struct take_op window[TAKE_WINDOW];
+    struct fl_timer again;
+    struct fl_work disk; /* the whole edge at once */
+};
+struct take {
+    struct take_opts o;
+    struct take_edge *edges;
+    bool *in; /* the ledger, of each bucket */
+    uint64_t (*digests)[2]; /* of each segment that is in */
+    uint32_t n_in;
+    uint64_t moved_bytes, verify_ns, verify_from_ns;
+    bool started, aborting, over; /* over: all in, or bad was said */
+    unsigned in_work;             /* on the pool */
+    struct fl_task quiet_back, all_back;
+    /* comparing */
+    uint64_t (*sum)[2], (*once)[2]; /* of each tensor: all our segments; those that count for the engine */
+    uint64_t *sum_bytes, *once_bytes;
+    bool *wrong;   /* of each tensor */
+    bool *suspect; /* of each bucket: to be compared with the giver's */
+    struct fl_work equal;
+    bool equal_differs;
+    uint32_t check_at;
+    bool check_calls, locating, verdict_given;
+    struct xfer_dial check_dial;
+    bool check_dials;
+    struct call_op check_call;
+    struct take_bad found;
+};
+static inline bool take_disk(const struct take_edge *te)
+{
+    return te->e->link == XFER_LINK_DISK;
+}
+void take_fail(struct take *t, const struct take_edge *te, uint32_t bucket, enum fl_status st,
+               const struct fl_err *why);
+void take_settle(struct take *t);
+void take_compare(struct take *t);       /* everything is in */
+void take_check_cancel(struct take *t);
+const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem);
+void take_begin_call(struct take *t, Fl__XferEpoch *epoch, struct call_args *a);
