@@ -82,7 +82,7 @@ struct link_ops {
     enum fl_status (*cast)(struct link *k, unsigned root, struct link_span what,
                            struct link_op *op, struct fl_err *err); /* FL_AGAIN: not started */
     unsigned (*progress)(struct link *k);                           /* ends delivered        */
-    int (*event_fd)(struct link *k); /* -1: a timer calls progress() */
+    int (*event_fd)(struct link *k); /* readable: call progress(); -1: ends come by themselves */
 
     /* Every op comes back FL_CANCELLED, then quiet. From there on, and not before, nothing of this
      * link touches the memory. Works with dead and stopped members. The link is spent. */

@@ -16,7 +16,8 @@ struct give_edge {
     struct give *give;
     const struct xfer_edge *e;
     struct line *line; /* NULL: nothing to open (disk), or spent */
-    bool sends, started, failed, done;
+    bool owns;         /* the line: those who pull over one kind of link share the first one's */
+    bool sends, failed, done;
     uint32_t bucket;   /* being cut, counted from the edge's first */
     struct parcels parcels;
     size_t next_parcel;
@@ -90,11 +91,13 @@ static void edge_on_ready(void *arg, struct line *ln, enum fl_status st, const s
 
 static void edge_on_quiet(void *arg, struct line *ln)
 {
-    struct give_edge *ge = arg;
+    struct give *g = ((struct give_edge *)arg)->give;
 
-    ge->line = NULL;
+    for (size_t i = 0; i < g->n_edges; i++)
+        if (g->edges[i].line == ln)
+            g->edges[i].line = NULL;
     line_destroy(ln);
-    give_settle(ge->give);
+    give_settle(g);
 }
 
 static const struct line_user edge_lines = { edge_on_ready, edge_on_quiet };
@@ -252,7 +255,7 @@ static void give_settle(struct give *g)
     if (!g->active || !g->ending || !edges_quiet(g))
         return;
     for (size_t i = 0; i < g->n_edges; i++)
-        if (g->edges[i].line)
+        if (g->edges[i].line && g->edges[i].owns)
             line_keep(g, g->edges[i].line);
     edges_free(g);
     g->active = g->ending = false;
@@ -268,7 +271,7 @@ static void edges_end(struct give *g, bool good)
     for (size_t i = 0; i < g->n_edges; i++) {
         struct give_edge *ge = &g->edges[i];
 
-        if (ge->line && (!good || ge->line->state != LINE_READY)) {
+        if (ge->line && (!good || g->passing || ge->line->state != LINE_READY)) {
             fl_timer_cancel(&ge->again);
             ge->failed = true;
             line_abort(ge->line);
@@ -316,7 +319,7 @@ static enum fl_status team_read(const Fl__XferTeam *t, struct link_place **place
                                 struct fl_err *err)
 {
     size_t n = t->n_members;
-    bool good = n >= 2 && n <= 4096 && t->n_places == n && t->self < n;
+    bool good = n >= 1 && n <= 4096 && t->n_places == n && t->self < n;
 
     *places = calloc(n ? n : 1, sizeof(**places));
     *members = calloc(n ? n : 1, sizeof(**members));
@@ -340,14 +343,20 @@ static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__
     st = team_read(t, &places, &members, err);
     if (st == FL_OK) {
         line_key(key, ops, members, (unsigned)t->n_members);
-        ge->sends = !(ops->caps & LINK_PULL);
-        ge->line = line_kept(g, key);
-        if (ge->line)
+        ge->sends = !(ops->caps & LINK_PULL) && g->mode != XFER_SHARE;
+        for (size_t i = 0; i < g->n_edges && !ge->sends && !ge->line; i++)
+            if (g->edges[i].owns && g->edges[i].line->ops == ops && !g->edges[i].sends)
+                ge->line = g->edges[i].line;
+        ge->owns = !ge->line;
+        if (ge->owns)
+            ge->line = line_kept(g, key);
+        if (ge->line && ge->owns)
             line_use(ge->line, &edge_lines, ge);
-        else
+        else if (ge->owns)
             st = line_open(g->port->loop, ops, places, (unsigned)t->n_members, t->self, NULL, key, &edge_lines,
                            ge, &ge->line, err);
     }
+    ge->owns = ge->owns && ge->line;
     free(places);
     free(members);
     return st;
@@ -527,6 +536,8 @@ static void key_reply(struct give *g, struct call_req *req, uint32_t mem, const 
     r.bytes = g->slot.mems[mem].bytes;
     r.slot = g->slot.index;
     r.version = &v;
+    r.has_passing = true;
+    r.passing = g->passing;
     if (key) {
         r.has_blob = true;
         r.blob = (ProtobufCBinaryData){ sizeof(key->blob), (uint8_t *)(uintptr_t)key->blob };

@@ -39,6 +39,7 @@ struct give {
     struct give_edge *edges;
     size_t n_edges;
     struct line *kept[GIVE_LINES_KEPT];
+    bool passing; /* the memory may go after the epoch: no line that reads it stays open */
     unsigned in_work; /* checks on the pool, which read the slot */
     struct call_req *begin_req, *end_req;
     struct xfer_state end_state;

@@ -3,8 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { POLL_MS = 2 }; /* for links that have no descriptor to wait on */
-
 static void line_on_event(void *arg, unsigned events)
 {
     struct line *ln = arg;
@@ -13,25 +11,16 @@ static void line_on_event(void *arg, unsigned events)
     ln->ops->progress(ln->k);
 }
 
-static void line_on_poll(struct fl_timer *t, uint64_t now_ns)
-{
-    struct line *ln = container_of(t, struct line, poll);
-
-    (void)now_ns;
-    ln->ops->progress(ln->k);
-    if (ln->state != LINE_QUIET)
-        fl_timer_arm_in(ln->loop, &ln->poll, POLL_MS);
-}
-
 static void line_on_ready(struct link_op *op)
 {
     struct line *ln = container_of(op, struct line, ready);
 
     if (ln->state != LINE_OPENING)
         return; /* aborted meanwhile: quiet() is what counts */
-    ln->opened = op->err.status == FL_OK;
-    if (ln->opened)
+    if (op->err.status == FL_OK && ln->broken.status == FL_OK)
         ln->state = LINE_READY;
+    else if (op->err.status == FL_OK)
+        op->err = ln->broken;
     ln->user->ready(ln->arg, ln, op->err.status, &op->err);
 }
 
@@ -39,7 +28,6 @@ static void line_stop_watch(struct line *ln)
 {
     fl_watch_destroy(ln->watch);
     ln->watch = NULL;
-    fl_timer_cancel(&ln->poll);
 }
 
 static void line_on_quiet(struct link_op *op)
@@ -51,16 +39,6 @@ static void line_on_quiet(struct link_op *op)
     ln->user->quiet(ln->arg, ln);
 }
 
-static void line_watch(struct line *ln)
-{
-    int fd = ln->ops->event_fd(ln->k);
-
-    if (fd >= 0 && fl_watch_create(ln->loop, fd, POLLIN, line_on_event, ln, &ln->watch, NULL) == FL_OK)
-        return;
-    ln->poll.fire = line_on_poll; /* none to wait on, or no descriptor left for it */
-    fl_timer_arm_in(ln->loop, &ln->poll, POLL_MS);
-}
-
 enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops, const struct link_place *places,
                          unsigned n, unsigned self, const uint8_t *ticket, const uint64_t key[2],
                          const struct line_user *user, void *arg, struct line **out, struct fl_err *err)
@@ -68,6 +46,7 @@ enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops, const st
     struct line *ln = calloc(1, sizeof(*ln));
     struct link_team team = { .members = places, .n = n, .self = self };
     enum fl_status st = FL_OK;
+    int fd;
 
     if (!ln)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a link");
@@ -86,7 +65,9 @@ enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops, const st
         free(ln);
         return fl_wrap(err, st, "opening %s between %u members", ops->name, n);
     }
-    line_watch(ln);
+    fd = ops->event_fd(ln->k);
+    if (fd >= 0 && fl_watch_create(l, fd, POLLIN, line_on_event, ln, &ln->watch, err) != FL_OK)
+        ln->broken = *err; /* told by ready(): it is opening already, and must be aborted like any other */
     *out = ln;
     return FL_OK;
 }

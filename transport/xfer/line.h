@@ -24,8 +24,7 @@ struct line {
     void *arg;
     struct link_op ready, quiet;
     struct fl_watch *watch;
-    struct fl_timer poll;
-    bool opened; /* ready came back FL_OK */
+    struct fl_err broken;
 };
 /* The team whose members these are; ticket NULL: make it (member 0). user may be called before a
  * later turn of the loop only. */

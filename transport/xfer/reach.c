@@ -1,4 +1,5 @@
 #include <stdlib.h>
+#include <string.h>
 #include "transport/xfer/take.h"
 
 static void reach_free(struct reach *r)
@@ -14,7 +15,7 @@ static void reach_free(struct reach *r)
 
 void reach_drop(struct reaches *all, struct reach *r)
 {
-    if (r->in_use || r->views)
+    if (r->by || r->views)
         return;
     for (struct reach **at = &all->first; *at; at = &(*at)->next)
         if (*at == r) {
@@ -22,6 +23,22 @@ void reach_drop(struct reaches *all, struct reach *r)
             break;
         }
     reach_free(r);
+}
+
+void reach_sweep(struct reach *r, const struct fl_seat_ref *who)
+{
+    for (struct reach_mem **at = &r->mems; *at && !r->views;) {
+        struct reach_mem *m = *at;
+        bool old = who && memcmp(&m->who.id, &who->id, sizeof(who->id)) == 0 && m->who.attempt != who->attempt;
+
+        if (!m->passing && !old) {
+            at = &m->next;
+            continue;
+        }
+        *at = m->next;
+        r->line->ops->unmap(r->line->k, &m->mem);
+        free(m);
+    }
 }
 
 void reaches_fini(struct reaches *all)

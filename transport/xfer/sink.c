@@ -362,6 +362,7 @@ enum fl_status xfer_sink_create(struct fl_loop *l, struct xfer_port *port, const
         return st;
     }
     give_init(&s->give, port, s->me.name, s->want, &sink_gives, s);
+    s->give.passing = true;
     *out = s;
     return FL_OK;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/base/fault.h"
+#include "common/base/id.h"
 #include "common/proto/methods.h"
 #include "transport/xfer/delta.h"
 
@@ -10,6 +11,12 @@ enum { KEY_MS = 10000 }; /* a giver that holds still answers at once */
 
 static void edge_go(struct take_edge *te);
 static void edge_next_key(struct take_edge *te);
+
+/* Else both sides act: the giver sends. */
+static bool pulls(const struct take_edge *te)
+{
+    return (te->team->ops->caps & LINK_PULL) || te->take->o.part->mode == XFER_SHARE;
+}
 
 /* ---- the end, good or bad ---- */
 
@@ -20,7 +27,7 @@ void take_fail(struct take *t, const struct take_edge *te, uint32_t bucket, enum
 
     if (t->over || t->aborting)
         return;
-    t->over = true;
+    t->over = t->done = true;
     fl_fail(&bad.why, st, "%s, bucket %u of %zu of epoch %u.%u from %s: %s", t->o.name, bucket + 1,
             t->o.part->n_buckets, t->o.epoch.attempt, t->o.epoch.seq,
             te && te->team->members ? te->team->members[0].name : "disk", why->text);
@@ -30,12 +37,14 @@ void take_fail(struct take *t, const struct take_edge *te, uint32_t bucket, enum
 static bool edge_idle(const struct take_edge *te)
 {
     return !te->in_flight && !te->calling && !te->dialing &&
-           (!te->reach || !te->reach->in_use || te->reach->line->state == LINE_READY ||
+           (!te->reach || te->reach->line->state == LINE_READY ||
             te->reach->line->state == LINE_QUIET);
 }
 
 bool take_idle(const struct take *t)
 {
+    if (t->started && !t->done && !t->aborting)
+        return false;
     if (t->in_work || t->check_dials || t->check_calls)
         return false;
     for (size_t i = 0; t->started && i < t->o.part->n_edges; i++)
@@ -44,16 +53,18 @@ bool take_idle(const struct take *t)
     return true;
 }
 
-static void reach_release(struct take_edge *te)
+static void release(struct take *t)
 {
-    struct reach *r = te->reach;
-
-    if (!r || !r->in_use)
-        return;
-    r->in_use = false;
-    if (r->line->state == LINE_QUIET) {
-        te->reach = NULL;
-        reach_drop(te->take->o.reaches, r);
+    for (size_t i = 0; i < t->o.part->n_edges; i++)
+        t->edges[i].reach = NULL;
+    for (struct reach *r = t->o.reaches->first, *next; r; r = next) {
+        next = r->next;
+        if (r->by != t)
+            continue;
+        r->by = NULL;
+        reach_sweep(r, NULL);
+        if (r->line->state != LINE_READY)
+            reach_drop(t->o.reaches, r);
     }
 }
 
@@ -61,8 +72,7 @@ static void quiet_run(struct fl_task *task)
 {
     struct take *t = container_of(task, struct take, quiet_back);
 
-    for (size_t i = 0; i < t->o.part->n_edges; i++)
-        reach_release(&t->edges[i]);
+    release(t);
     t->o.user->quiet(t->o.arg);
 }
 
@@ -89,8 +99,8 @@ void take_abort(struct take *t)
         if (te->calling)
             call_cancel(&te->call);
         /* a half that waits for its peer, or bytes under way: both end by abort alone */
-        if (te->reach && te->reach->in_use &&
-            (te->in_flight || te->reach->line->state == LINE_OPENING || !(te->team->ops->caps & LINK_PULL)))
+        if (te->reach && te->reach->by == t &&
+            (te->in_flight || te->reach->line->state == LINE_OPENING || !pulls(te)))
             line_abort(te->reach->line);
     }
     take_settle(t);
@@ -135,7 +145,7 @@ static void bucket_in(struct take_edge *te, uint32_t bucket)
 const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem)
 {
     for (struct reach_mem *m = te->reach->mems; m; m = m->next)
-        if (m->id == te->slot_id + mem)
+        if (m->id == te->slot_id + mem && fl_seat_ref_same(&m->who, &te->team->members[0].who))
             return &m->mem;
     return NULL;
 }
@@ -452,6 +462,8 @@ static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k, con
         return err->status;
     }
     rm->id = k->id;
+    rm->who = te->team->members[0].who;
+    rm->passing = k->passing;
     rm->next = te->reach->mems;
     te->reach->mems = rm;
     return FL_OK;
@@ -507,7 +519,8 @@ static void key_ask(struct take_edge *te, struct call_peer *peer)
     k.mem = mem;
     k.have = have;
     for (struct reach_mem *m = te->reach->mems; m && k.n_have < XFER_KEYS_KEPT; m = m->next)
-        have[k.n_have++] = m->id; /* the giver says whether the one that it gives is among them */
+        if (fl_seat_ref_same(&m->who, &te->team->members[0].who))
+            have[k.n_have++] = m->id; /* the giver says whether the one that it gives is among them */
     st = msg_pack(&k.base, &a.body, &err);
     if (st == FL_OK) {
         te->call.done = edge_on_key;
@@ -568,7 +581,7 @@ static void edge_go(struct take_edge *te)
 
     if (t->aborting || t->over || te->in)
         return;
-    if (!(te->team->ops->caps & LINK_PULL) && t->o.part->mode != XFER_SHARE)
+    if (!pulls(te))
         edge_receive(te);
     else if (te->started)
         edge_pull(te);
@@ -582,74 +595,88 @@ static void edge_on_again(struct fl_timer *timer, uint64_t now_ns)
     edge_go(container_of(timer, struct take_edge, again));
 }
 
-static void edge_on_ready(void *arg, struct line *ln, enum fl_status st, const struct fl_err *err)
+static void line_on_ready(void *arg, struct line *ln, enum fl_status st, const struct fl_err *err)
 {
-    struct take_edge *te = arg;
+    struct take *t = arg;
 
-    if (st == FL_OK) {
-        edge_go(te);
-        return;
+    for (size_t i = 0; i < t->o.part->n_edges; i++) {
+        struct take_edge *te = &t->edges[i];
+
+        if (!te->reach || te->reach->line != ln)
+            continue;
+        if (st == FL_OK)
+            edge_go(te);
+        else
+            take_fail(t, te, te->e->first_bucket, st, err);
     }
-    (void)ln;
-    take_fail(te->take, te, te->e->first_bucket, st, err);
 }
 
-static void edge_on_quiet(void *arg, struct line *ln)
+static void line_on_quiet(void *arg, struct line *ln)
 {
-    struct take_edge *te = arg;
-
     (void)ln;
-    take_settle(te->take);
+    take_settle(arg);
 }
 
-static const struct line_user edge_lines = { edge_on_ready, edge_on_quiet };
+static const struct line_user take_lines = { line_on_ready, line_on_quiet };
 
-static struct reach *reach_kept(struct reaches *all, const uint64_t key[2], const struct take_team *team)
+/* One that is open: pulls need no partner, so one does for all; else the very same partners and ticket. */
+static struct reach *reach_kept(struct take_edge *te, const uint64_t key[2])
 {
+    struct reaches *all = te->take->o.reaches;
+
     for (struct reach *r = all->first, *next; r; r = next) {
         next = r->next;
-        if (r->in_use || r->line->key[0] != key[0] || r->line->key[1] != key[1])
+        if ((r->by && r->by != te->take) || r->line->key[0] != key[0] || r->line->key[1] != key[1])
             continue;
-        if (r->line->state == LINE_READY && ((team->ops->caps & LINK_PULL) ||
-                                             memcmp(r->line->ticket, team->ticket, sizeof(team->ticket)) == 0))
+        if (r->by || (r->line->state == LINE_READY &&
+                      (pulls(te) || memcmp(r->line->ticket, te->team->ticket, sizeof(te->team->ticket)) == 0)))
             return r;
         reach_drop(all, r); /* another ticket: the giver began anew */
     }
     return NULL;
 }
 
-static enum fl_status edge_open(struct take_edge *te, struct fl_err *err)
+static enum fl_status reach_open(struct take_edge *te, const uint64_t key[2], struct reach **out,
+                                 struct fl_err *err)
 {
     struct take *t = te->take;
     const struct take_team *team = te->team;
-    uint64_t key[2];
-    struct reach *r;
+    struct reach *r = calloc(1, sizeof(*r));
 
-    line_key(key, team->ops, team->members, team->n);
-    te->reach = reach_kept(t->o.reaches, key, team);
-    if (te->reach) {
-        te->reach->in_use = true;
-        line_use(te->reach->line, &edge_lines, te);
-        edge_go(te);
-        return FL_OK;
-    }
-    r = calloc(1, sizeof(*r));
     if (!r)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a link");
-    if (line_open(t->o.port->loop, team->ops, team->places, team->n, team->self, team->ticket, key, &edge_lines, te,
+    if (line_open(t->o.port->loop, team->ops, team->places, team->n, team->self, team->ticket, key, &take_lines, t,
                   &r->line, err) != FL_OK) {
         free(r);
         return err->status;
     }
-    r->in_use = true;
     r->next = t->o.reaches->first;
     t->o.reaches->first = r;
-    te->reach = r;
+    *out = r;
+    return FL_OK;
+}
+
+static enum fl_status edge_open(struct take_edge *te, struct fl_err *err)
+{
+    uint64_t key[2];
+
+    line_key(key, te->team->ops, te->team->members, pulls(te) ? 0 : te->team->n);
+    te->reach = reach_kept(te, key);
+    if (!te->reach)
+        FL_TRY(reach_open(te, key, &te->reach, err));
+    if (!te->reach->by)
+        line_use(te->reach->line, &take_lines, te->take);
+    te->reach->by = te->take;
+    reach_sweep(te->reach, &te->team->members[0].who);
+    if (te->reach->line->state == LINE_READY)
+        edge_go(te);
     return FL_OK;
 }
 
 void take_start(struct take *t)
 {
+    if (t->aborting)
+        return; /* before it began */
     t->started = true;
     if (t->n_in == t->o.part->n_buckets)
         fl_post(t->o.port->loop, &t->all_back); /* nothing to do, or the ledger has it all */
@@ -836,10 +863,11 @@ void take_destroy(struct take *t)
 
         fl_timer_cancel(&te->again);
         parcels_fini(&te->parcels);
-        reach_release(te);
         for (unsigned w = 0; w < TAKE_WINDOW; w++)
             free(te->window[w].room.addr);
     }
+    if (t->edges)
+        release(t);
     free(t->edges);
     free(t->in);
     free(t->suspect);

@@ -10,14 +10,24 @@
 #include "transport/xfer/port_priv.h"
 
 enum { TAKE_WINDOW = 3 };
-struct reach { /* one giver over one link; outlives epochs, and takes */
+struct take;
+struct reach_mem { /* mapped memory of a giver */
+    struct reach_mem *next;
+    struct fl_seat_ref who;
+    uint64_t id;
+    bool passing; /* of an engine: it will go */
+    struct link_mem mem;
+};
+struct reach { /* what is reached over one line; outlives epochs, and takes. One for all who are pulled from */
     struct reach *next;
     struct line *line;
-    struct reach_mem { struct reach_mem *next; uint64_t id; struct link_mem mem; } *mems;
-    bool in_use;
-    unsigned views; /* of what serves: mapped pages that must stay */
+    struct reach_mem *mems;
+    struct take *by; /* uses it now */
+    unsigned views;  /* of what serves: mapped pages that must stay */
 };
 struct reaches { struct reach *first; };
+/* Unmaps what nobody will ask for again: passing memory, and that of earlier attempts of who. */
+void reach_sweep(struct reach *r, const struct fl_seat_ref *who);
 void reach_drop(struct reaches *all, struct reach *r); /* destroys it unless something still needs it */
 void reaches_fini(struct reaches *all);
 
@@ -65,7 +75,7 @@ bool take_inherit(struct take *t, const struct take *ledger);
 void take_start(struct take *t);
 void take_verdict(struct take *t, const uint32_t *bad_tensors, size_t n); /* n 0: all_in(whole) follows */
 void take_abort(struct take *t);
-bool take_idle(const struct take *t); /* nothing of it is under way, here or at a link */
+bool take_idle(const struct take *t); /* it has said what it had to, and nothing of it is under way, here or at a link */
 void take_strike(struct take *t, const struct take_bad *b);
 void take_counts(const struct take *t, uint32_t *in, uint32_t *all, uint64_t *bytes);
 uint64_t take_verify_ns(const struct take *t);

@@ -29,7 +29,7 @@ static void say_bad(struct take *t, enum fl_status st, const char *what)
     const struct xfer_plan *p = t->o.part;
     const char *name = b->n_tensors ? p->tensors[b->tensors[0]].name : "?";
 
-    t->over = true;
+    t->over = t->done = true;
     verified(t);
     fl_fail(&b->why, st, "%s: %s of epoch %u.%u, %u tensors, first %s, %u buckets, first %u of %zu", t->o.name,
             what, t->o.epoch.attempt, t->o.epoch.seq, b->n_tensors, name, b->n_buckets,
@@ -63,7 +63,8 @@ static bool have_parts(const struct take *t)
 static void agreed(struct take *t)
 {
     verified(t);
-    t->o.user->all_in(t->o.arg, t->verdict_given || !have_parts(t));
+    t->done = t->verdict_given || !have_parts(t);
+    t->o.user->all_in(t->o.arg, t->done);
 }
 
 /* ---- the giver's digests of suspect buckets ---- */

@@ -37,7 +37,8 @@ struct take {
     uint64_t (*digests)[2]; /* of each segment that is in */
     uint32_t n_in;
     uint64_t moved_bytes, verify_ns, verify_from_ns;
-    bool started, aborting, over; /* over: all in, or bad was said */
+    bool started, aborting, over; /* over: failed, or told to stop */
+    bool done;                    /* it has said all that it has to say */
     unsigned in_work;             /* on the pool */
     struct fl_task quiet_back, all_back;
     /* comparing */

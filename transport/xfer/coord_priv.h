@@ -1,0 +1,119 @@
+/* transport/xfer/coord_priv.h - the coordinator from inside
+ *
+ * coord.c       members, their calls, watching the sources, life
+ * coord_plan.c  what the reports mean: digests, the target, who gives and who takes, the plan
+ * coord_run.c   the steps of one epoch
+ * coord_grant.c begin() of a source */
+#pragma once
+#include "common/base/muster.h"
+#include "transport/xfer/coord.h"
+#include "transport/xfer/msg.h"
+#include "transport/xfer/plan.h"
+
+enum {
+    COORD_RECONCILE_MS = 5000, /* a report is at hand; who needs longer is late */
+    COORD_WAIT_MS = 5000,      /* of one XFER_WAIT: well inside the lease       */
+    COORD_WATCH_MS = 10000,
+    COORD_COMMIT_MS = 30000,   /* to the next step boundary                     */
+    COORD_END_MS = 10000,      /* until links are quiet                         */
+    COORD_AGAIN_MS = 20
+};
+enum co_phase { CO_OUT, CO_TAKES, CO_ALL_IN, CO_STAGED, CO_COMMITTED, CO_FAILED };
+struct co_member;
+typedef void (*co_ask)(struct co_member *m);
+typedef void (*co_heard)(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                         const struct fl_err *err);
+struct co_member {
+    struct co_member *next;
+    struct xfer_coord *c;
+    struct call_peer *peer;
+    struct xfer_member me;
+    bool source, gone;
+    struct xfer_manifest *manifest; /* as last reported */
+    struct xfer_state st;           /* the last report; known: there is one */
+    bool known, fresh;              /* fresh: of this run */
+    uint64_t (*digests)[2];         /* of each piece, or of each tensor: as in the report */
+    size_t n_digests;
+    uint64_t *parts; /* sums of tensors held in part: 3 words each */
+    size_t n_parts;
+    /* the call in hand */
+    struct call_op op;
+    bool calling;
+    co_ask ask;
+    co_heard heard;
+    struct fl_timer again;
+    unsigned muster_at;
+    bool mustered;
+    /* this run */
+    bool gives, verifying, verify_good;
+    enum co_phase phase;
+    uint32_t index; /* in the plan */
+    struct fl_err why;
+    uint8_t (*tickets)[256]; /* of a giver, by edge of its part */
+    size_t n_tickets;
+    char delta_dir[320];
+    /* a source's begin() */
+    struct call_op watch_op;
+    bool watching, wants;
+    uint64_t told, asked, wants_number, wants_due_ns;
+    uint32_t wants_slot;
+    struct fl_timer watch_again;
+};
+struct co_tensor { /* of the target version */
+    const char *name;
+    uint64_t digest[2];
+};
+enum co_step { CO_IDLE, CO_RECONCILE, CO_GIVE, CO_STAGE, CO_COMMIT, CO_RESUME, CO_ABORT, CO_END, CO_OPEN, CO_GRANT };
+struct xfer_coord {
+    struct fl_loop *loop;
+    char set[64];
+    char *delta_dir;
+    struct xfer_coord_opts o;
+    struct co_member *members; /* in the order in which they came */
+    struct xfer_epoch epoch;   /* the last one begun, or seen by a member */
+    enum co_step step;
+    struct fl_muster *muster;
+    /* the run in hand */
+    struct xfer_request req;
+    struct xfer_run *run;
+    struct xfer_report rep;
+    struct xfer_plan *plan;
+    struct xfer_version target;
+    struct co_tensor *tensors; /* sorted by name */
+    size_t n_tensors;
+    uint64_t (*expect)[2];     /* by the plan's tensors */
+    unsigned n_takers, n_there; /* parties that take; that have the target already */
+    enum fl_status outcome;
+    struct fl_err why;
+    uint64_t step_ns, run_ns;
+    /* begin() of a source, between runs */
+    struct co_member *granting;
+    struct xfer_request next_req; /* came while granting */
+    struct xfer_run *next_run;
+    bool ending;
+};
+/* coord.c */
+void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg, struct fl_bytes blob,
+             uint64_t due_ns, co_heard heard);
+void co_again(struct co_member *m, co_ask ask); /* a little later */
+void co_quiet(struct co_member *m);             /* no call, no timer */
+void co_in(struct co_member *m, enum fl_status st, const struct fl_err *err);
+void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, uint64_t due_ns,
+                   bool (*who)(const struct co_member *m), co_ask ask,
+                   void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
+bool co_note_state(struct co_member *m, const struct wire_msg *reply, struct fl_err *err);
+void co_reconcile(struct xfer_coord *c, void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
+uint64_t co_due(const struct xfer_coord *c, uint64_t ms);
+void co_sweep(struct xfer_coord *c); /* frees who is gone */
+/* coord_plan.c */
+enum fl_status co_decide(struct xfer_coord *c, struct fl_err *err);
+enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err);
+bool co_source_at_fault(struct xfer_coord *c, struct fl_err *err);
+bool co_party_sums(struct xfer_coord *c, uint32_t party, uint32_t bad[XFER_NAMED_BAD], uint32_t *n_bad);
+/* coord_run.c */
+void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r);
+void co_run_gone(struct co_member *m);
+void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err *err);
+/* coord_grant.c */
+void co_watch(struct co_member *m);
+void co_grant_next(struct xfer_coord *c);
