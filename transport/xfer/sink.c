@@ -14,7 +14,6 @@ static void view_fini(struct xfer_sink *s, struct sink_view *v)
         reach_drop(&s->reaches, v->reaches[i]);
     }
     free(v->reaches);
-    free(v->piece);
     *v = (struct sink_view){ .slot = -1 };
 }
 
@@ -44,11 +43,10 @@ static bool view_make(struct xfer_sink *s, struct sink_view *v)
     size_t n = take_n_edges(s->take);
 
     *v = (struct sink_view){ .slot = take_shares(s->take) ? -1 : s->stage_slot };
-    v->piece = calloc(s->want->n_pieces + 1, sizeof(*v->piece));
     v->reaches = calloc(n + 1, sizeof(struct reach *));
-    if (!v->piece || !v->reaches)
+    if (!v->reaches)
         return false;
-    take_pieces(s->take, v->piece);
+    v->mem = take_shares(s->take) ? *take_shared(s->take) : s->slot[s->stage_slot];
     for (size_t i = 0; take_shares(s->take) && i < n; i++) {
         v->reaches[v->n_reaches++] = take_reach(s->take, i);
         take_reach(s->take, i)->views++;
@@ -86,7 +84,7 @@ static void do_flip(struct xfer_sink *s)
         s->ops->pause(s->arg, &s->paused_back);
         return;
     }
-    s->ops->flip(s->arg, &s->staged, s->next.piece, &s->flipped_back);
+    s->ops->flip(s->arg, &s->staged, &s->next.mem, &s->flipped_back);
 }
 
 static void on_flipped(struct fl_task *t)
@@ -122,7 +120,7 @@ static void on_paused(struct fl_task *t)
     s->pausing = false;
     s->paused = true;
     if (s->flipping) {
-        s->ops->flip(s->arg, &s->staged, s->next.piece, &s->flipped_back);
+        s->ops->flip(s->arg, &s->staged, &s->next.mem, &s->flipped_back);
         return;
     }
     forget_version(s); /* nothing reads it any more: from here on it may be written */
@@ -307,13 +305,13 @@ void xfer_sink_report(const struct xfer_sink *s, struct rx_report *out)
                                .staged = s->staged, .buckets_in = s->buckets_in, .buckets_all = s->buckets_all };
 }
 
-void *const *xfer_sink_data(const struct xfer_sink *s, struct xfer_version *version)
+const struct link_mem *xfer_sink_data(const struct xfer_sink *s, struct xfer_version *version)
 {
     if (!s->rx.has_version)
         return NULL;
     if (version)
         *version = s->serving;
-    return s->view.piece;
+    return &s->view.mem;
 }
 
 /* ---- life ---- */
@@ -329,7 +327,7 @@ static void sink_free(struct xfer_sink *s)
 
 static enum fl_status sink_fill(struct xfer_sink *s, const struct xfer_sink_opts *o, struct fl_err *err)
 {
-    if (o->want->n_mems > 1)
+    if (o->want->n_mems != 1)
         return fl_fail(err, FL_INVALID, "weights \"%s\": %zu memories a slot, an engine has one", o->set,
                        o->want->n_mems);
     FL_TRY(xfer_manifest_encode(o->want, &s->image, &s->image_bytes, err));

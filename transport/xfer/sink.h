@@ -16,9 +16,9 @@ struct xfer_sink_ops { /* the engine's side, all on the loop thread */
     enum fl_status (*room)(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err);
     void (*done_with)(void *arg, struct link_mem *room); /* quiet: free, pool or lend it */
     void (*pause)(void *arg, struct fl_task *paused);    /* post it: no step runs and none will start */
-    /* From here on the engine reads piece[i] for the manifest's piece i: in its own slot, or in the trainer's
-     * pages, mapped read-only. Post flipped between two steps. They stay good until the next flip has been posted. */
-    void (*flip)(void *arg, const struct xfer_version *now, void *const *piece, struct fl_task *flipped);
+    /* From here on the engine reads mem at its manifest's offsets: its own slot, or the trainer's pages, mapped
+     * read-only. Post flipped between two steps. mem's memory stays good until the next flip has been posted. */
+    void (*flip)(void *arg, const struct xfer_version *now, const struct link_mem *mem, struct fl_task *flipped);
     void (*resume)(void *arg);
 };
 struct xfer_sink_opts { /* all copied */
@@ -41,8 +41,8 @@ enum fl_status xfer_sink_create(struct fl_loop *l, struct xfer_port *port, const
 enum fl_status xfer_sink_offload(struct xfer_sink *s, bool dropped, struct fl_err *err);
 void xfer_sink_onload(struct xfer_sink *s);
 void xfer_sink_report(const struct xfer_sink *s, struct rx_report *out);
-/* What serves, one address a piece of the manifest; NULL: nothing does. version may be NULL. */
-void *const *xfer_sink_data(const struct xfer_sink *s, struct xfer_version *version);
+/* What serves; NULL: nothing does. version may be NULL. */
+const struct link_mem *xfer_sink_data(const struct xfer_sink *s, struct xfer_version *version);
 /* Ends what is under way; stopped is posted when all links are quiet. Then, and not before, destroy. */
 void xfer_sink_stop(struct xfer_sink *s, struct fl_task *stopped);
 void xfer_sink_destroy(struct xfer_sink *s); /* stopped, or never used; NULL is fine */

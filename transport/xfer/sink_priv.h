@@ -13,7 +13,7 @@ struct sink_pend {
     bool timed_out;
 };
 struct sink_view { /* what the engine reads */
-    void **piece;
+    struct link_mem mem; /* a copy: addr NULL: nothing serves */
     int slot; /* own one; -1: mapped pages, or none */
     struct reach **reaches;
     size_t n_reaches;

@@ -210,6 +210,8 @@ static enum fl_status begin_read(struct xfer_sink *s, const Fl__XferBegin *b, co
     o->target = msg_read_version(b->target);
     FL_TRY(xfer_part_decode(m->blob, b->part_bytes, part_hash, &o->part, err));
     FL_TRY(xfer_part_check(o->part, b->member, s->want, err));
+    if (o->part->mode == XFER_SHARE && (o->part->n_edges != 1 || o->part->n_buckets == 0))
+        return fl_fail(err, FL_INVALID, "pages of %zu sources cannot be served from as one", o->part->n_edges);
     digest_bytes = o->part->n_tensors * sizeof(*o->expect);
     if (m->head.blob_bytes - b->part_bytes != digest_bytes)
         return fl_fail(err, FL_CORRUPT, "%zu tensors in the plan, %" PRIu64 " bytes of digests", o->part->n_tensors,
@@ -223,7 +225,7 @@ static enum fl_status begin_read(struct xfer_sink *s, const Fl__XferBegin *b, co
 
 static enum fl_status take_room(struct xfer_sink *s, int slot, struct fl_err *err)
 {
-    uint64_t bytes = s->want->n_mems ? s->want->mem_bytes[0] : 0;
+    uint64_t bytes = s->want->mem_bytes[0];
 
     if (s->have_slot[slot])
         return FL_OK;
@@ -290,7 +292,7 @@ static enum fl_status begin_prepare(struct xfer_sink *s, const Fl__XferBegin *b,
 
 static void begin_now(struct xfer_sink *s, const Fl__XferBegin *b, enum rx_act act, struct take *take, int slot)
 {
-    bool serves = act == RX_DO_DIRTY && s->view.piece;
+    bool serves = act == RX_DO_DIRTY && s->view.mem.addr;
     int left = s->stage_slot;
 
     s->open = !take;

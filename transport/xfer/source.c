@@ -24,7 +24,7 @@ struct xfer_source {
     struct xfer_manifest *have_own; /* decoded copy: one heap block */
     void *image;
     size_t image_bytes;
-    struct link_mem *mems[2];
+    struct link_mem mem[2];
     unsigned n_slots, slot; /* slot: in hand */
     enum src_state state;
     bool has_published, was_read; /* was_read: some coordinator has had us in an epoch */
@@ -188,7 +188,7 @@ static void digest_work(struct fl_work *w)
         const struct xfer_piece *p = &s->have->pieces[i];
 
         xfer_digest_piece(s->fresh[i], &s->have->tensors[p->tensor], &p->box,
-                          (const char *)s->mems[s->slot][p->mem].addr + p->off);
+                          (const char *)s->mem[s->slot].addr + p->off);
     }
 }
 
@@ -235,9 +235,11 @@ enum fl_status xfer_source_publish(struct xfer_source *s, uint64_t version, stru
     return FL_OK;
 }
 
-unsigned xfer_source_slot(const struct xfer_source *s)
+const struct link_mem *xfer_source_data(const struct xfer_source *s, unsigned *index)
 {
-    return s->slot;
+    if (index)
+        *index = s->slot;
+    return &s->mem[s->slot];
 }
 
 bool xfer_source_version(const struct xfer_source *s, uint64_t *number)
@@ -260,7 +262,7 @@ static enum fl_status give_slot_of(void *arg, const struct xfer_version *want, s
         return fl_fail(err, FL_INVALID, "%s has published version %" PRIu64 ", version %" PRIu64 " is asked for", s->me.name,
                        s->published, want->number);
     s->was_read = true;
-    *out = (struct give_slot){ .mems = s->mems[s->published_slot], .index = s->published_slot,
+    *out = (struct give_slot){ .mems = &s->mem[s->published_slot], .index = s->published_slot,
                                .id = (uint64_t)(s->published_slot + 1) << 16, .number = s->published };
     return FL_OK;
 }
@@ -425,34 +427,29 @@ static void source_serve(struct port_set *set, uint16_t method, struct call_req 
 
 static enum fl_status source_fill(struct xfer_source *s, const struct xfer_source_opts *o, struct fl_err *err)
 {
-    size_t n_mems;
-
     if (o->n_slots < 1 || o->n_slots > 2)
         return fl_fail(err, FL_INVALID, "weights \"%s\": %u slots, 1 or 2 are possible", o->set, o->n_slots);
+    if (o->have->n_mems != 1)
+        return fl_fail(err, FL_INVALID, "weights \"%s\": %zu memories a slot, one is possible", o->set,
+                       o->have->n_mems);
+    for (unsigned i = 0; i < o->n_slots; i++) {
+        s->mem[i] = o->slot[i];
+        if (s->mem[i].bytes < o->have->mem_bytes[0])
+            return fl_fail(err, FL_INVALID, "slot %u of weights \"%s\" has %" PRIu64 " bytes, %" PRIu64 " are laid out",
+                           i, o->set, s->mem[i].bytes, o->have->mem_bytes[0]);
+    }
     FL_TRY(xfer_manifest_encode(o->have, &s->image, &s->image_bytes, err));
     FL_TRY(xfer_manifest_decode(s->image, s->image_bytes, &s->have_own, err));
     s->have = s->have_own;
-    n_mems = s->have->n_mems ? s->have->n_mems : 1;
     s->digests = calloc(s->have->n_pieces + 1, sizeof(*s->digests));
     s->fresh = calloc(s->have->n_pieces + 1, sizeof(*s->fresh));
-    for (unsigned i = 0; i < o->n_slots; i++)
-        s->mems[i] = calloc(n_mems, sizeof(struct link_mem));
-    if (!s->digests || !s->fresh || !s->mems[0] || (o->n_slots == 2 && !s->mems[1]))
+    if (!s->digests || !s->fresh)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %zu pieces of weights", s->have->n_pieces);
-    for (unsigned i = 0; i < o->n_slots; i++)
-        for (size_t m = 0; m < s->have->n_mems; m++) {
-            s->mems[i][m] = o->slot[i][m];
-            if (s->mems[i][m].bytes < s->have->mem_bytes[m])
-                return fl_fail(err, FL_INVALID, "slot %u of weights \"%s\" has %" PRIu64 " bytes, %" PRIu64 " are laid out", i, o->set,
-                               s->mems[i][m].bytes, s->have->mem_bytes[m]);
-        }
     return FL_OK;
 }
 
 static void source_free(struct xfer_source *s)
 {
-    free(s->mems[0]);
-    free(s->mems[1]);
     free(s->digests);
     free(s->fresh);
     free(s->image);

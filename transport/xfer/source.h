@@ -11,9 +11,9 @@ struct xfer_source_opts { /* all copied */
     const char *set;
     struct xfer_member me;
     struct link_place place;
-    const struct xfer_manifest *have;
-    const struct link_mem *slot[2]; /* have->n_mems each, a copy is kept; the memory is the owner's until destroy */
-    unsigned n_slots;               /* 1 or 2: begin hands out the one that was not published last */
+    const struct xfer_manifest *have; /* one memory: pieces' offsets in a slot                     */
+    struct link_mem slot[2];          /* the memory is the owner's, until destroy; 256-byte aligned */
+    unsigned n_slots;                 /* 1 or 2: begin hands out the one that was not published last */
 };
 enum fl_status xfer_source_create(struct fl_loop *l, struct xfer_port *port, const struct xfer_source_opts *o,
                                   struct xfer_source **out, struct fl_err *err);
@@ -27,7 +27,8 @@ enum fl_status xfer_source_begin(struct xfer_source *s, uint64_t version, uint64
  * the one begun. A new source is begun: its first publish needs no begin. */
 enum fl_status xfer_source_publish(struct xfer_source *s, uint64_t version, struct xfer_wait *w,
                                    struct fl_err *err);
-unsigned xfer_source_slot(const struct xfer_source *s); /* where the version in hand is written, or was once published */
+/* Where the version in hand is written, or was once published; index: of slot[], may be NULL. */
+const struct link_mem *xfer_source_data(const struct xfer_source *s, unsigned *index);
 bool xfer_source_version(const struct xfer_source *s, uint64_t *number); /* false: none is published */
 /* As xfer_sink_stop: no peer and no link touches the slots after stopped has been posted. */
 void xfer_source_stop(struct xfer_source *s, struct fl_task *stopped);

@@ -796,30 +796,9 @@ bool take_shares(const struct take *t)
     return t->o.part->mode == XFER_SHARE;
 }
 
-static void *shared_at(const struct take *t, const struct xfer_piece *p)
+const struct link_mem *take_shared(const struct take *t)
 {
-    for (size_t i = 0; i < t->o.part->n_edges; i++) {
-        const struct take_edge *te = &t->edges[i];
-
-        for (uint32_t k = 0; k < te->e->n_buckets; k++) {
-            const struct xfer_bucket *b = &t->o.part->buckets[te->e->first_bucket + k];
-
-            for (uint32_t s = 0; b->to_mem == p->mem && s < b->n_segs; s++) {
-                const struct link_seg *seg = &t->o.part->segs[b->first_seg + s];
-
-                if (seg->tensor < t->o.part->n_tensors && seg->to_off == p->off)
-                    return (char *)take_mapped(te, b->from_mem)->addr + seg->from_off;
-            }
-        }
-    }
-    return NULL;
-}
-
-void take_pieces(const struct take *t, void **piece)
-{
-    for (size_t i = 0; i < t->o.want->n_pieces; i++)
-        piece[i] = take_shares(t) ? shared_at(t, &t->o.want->pieces[i])
-                                  : (char *)t->o.slot.addr + t->o.want->pieces[i].off;
+    return take_mapped(&t->edges[0], t->o.part->buckets[0].from_mem);
 }
 
 struct reach *take_reach(const struct take *t, size_t edge)

@@ -81,9 +81,9 @@ void take_counts(const struct take *t, uint32_t *in, uint32_t *all, uint64_t *by
 uint64_t take_verify_ns(const struct take *t);
 /* 24 bytes for each tensor held in part; free() it. */
 enum fl_status take_parts(const struct take *t, struct fl_bytes *out, struct fl_err *err);
-/* Share mode: addresses of the pieces, and what they need to stay. */
+/* Share mode: the giver's pages, laid out as ours (the plan has seen to it), and what they need to stay. */
 bool take_shares(const struct take *t);
-void take_pieces(const struct take *t, void **piece);
+const struct link_mem *take_shared(const struct take *t);
 struct reach *take_reach(const struct take *t, size_t edge);
 size_t take_n_edges(const struct take *t);
 const struct xfer_member *take_giver(const struct take *t, size_t edge);
