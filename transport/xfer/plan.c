@@ -12,7 +12,7 @@
 
 #define NO_LINK UINT8_MAX
 enum { BUCKET_NS = 20000 };   /* control work a bucket: one operation there and back on the loop */
-enum { SHARE_NS = 100000 };   /* mapping and flipping, whatever the size */
+enum { SHARE_NS = 10000 };    /* flipping, whatever the size: always less than a bucket */
 enum { COST_UNIT = 1 << 20 }; /* nearness: cost of so many bytes */
 
 struct taken {
@@ -195,7 +195,7 @@ static int by_cost(const void *a, const void *b)
 /* Shards of tensor t that meet want: they are sorted by where they begin in dimension 0, and
  * far_end never falls, so the first that can meet it is found by halving. */
 static enum fl_status find_candidates(struct planner *pl, uint32_t t, const struct xfer_box *want,
-                                      struct candidate **out, size_t *n, size_t *cap, bool *exists)
+                                      struct candidate **out, size_t *n, size_t *cap)
 {
     const struct xfer_tensor *tensor = &pl->table.tensors[t];
     uint32_t low = pl->holders.first_shard[t], end = pl->holders.first_shard[t + 1], high = end;
@@ -211,7 +211,6 @@ static enum fl_status find_candidates(struct planner *pl, uint32_t t, const stru
             high = mid;
     }
     *n = 0;
-    *exists = false;
     for (uint32_t i = low; i < end; i++) {
         const struct shard *sh = &pl->holders.shards[i];
 
@@ -221,7 +220,6 @@ static enum fl_status find_candidates(struct planner *pl, uint32_t t, const stru
             continue;
         struct candidate c = { .shard = sh };
 
-        *exists = true;
         c.holder = choose_holder(pl, sh, &c.cost);
         if (!c.holder)
             continue;
@@ -234,10 +232,14 @@ static enum fl_status find_candidates(struct planner *pl, uint32_t t, const stru
     return FL_OK;
 }
 
-static enum fl_status uncovered(const struct planner *pl, uint32_t t, const struct xfer_box *box,
-                                bool exists)
+static enum fl_status uncovered(const struct planner *pl, uint32_t t, const struct xfer_box *box)
 {
     const struct xfer_tensor *tensor = &pl->table.tensors[t];
+    struct xfer_box both;
+    bool exists = false; /* then it is the way that lacks */
+
+    for (uint32_t i = pl->holders.first_shard[t]; i < pl->holders.first_shard[t + 1]; i++)
+        exists = exists || box_meet(tensor->ndim, pl->holders.shards[i].box, box, &both);
     char line[130], where[160];
     struct fl_str s = FL_STR_ON(where);
 
@@ -259,9 +261,8 @@ static enum fl_status cover_box(struct planner *pl, uint32_t t, const struct xfe
     struct box_list rest = { 0 }, got = { 0 };
     struct candidate *found = NULL;
     size_t n = 0, cap = 0;
-    bool exists = false, ok = box_list_add(&rest, want);
-    enum fl_status st =
-        ok ? find_candidates(pl, t, want, &found, &n, &cap, &exists) : no_memory(pl);
+    bool ok = box_list_add(&rest, want);
+    enum fl_status st = ok ? find_candidates(pl, t, want, &found, &n, &cap) : no_memory(pl);
 
     for (size_t i = 0; i < n && st == FL_OK && rest.n > 0; i++) {
         const struct holder *h = found[i].holder;
@@ -280,7 +281,7 @@ static enum fl_status cover_box(struct planner *pl, uint32_t t, const struct xfe
             st = no_memory(pl);
     }
     if (st == FL_OK && rest.n > 0)
-        st = uncovered(pl, t, &rest.at[0], exists);
+        st = uncovered(pl, t, &rest.at[0]);
     free(found);
     box_list_fini(&rest);
     box_list_fini(&got);
