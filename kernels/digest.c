@@ -58,7 +58,7 @@ static uint64_t block_weight(uint64_t number, unsigned lane)
 static void add_part(uint64_t digest[2], const unsigned char *run, size_t n, uint64_t number,
                      unsigned at)
 {
-    uint64_t sum[2] = {0, 0};
+    uint64_t sum[2] = { 0, 0 };
 
     while (n > 0) {
         unsigned in_word = at % 4, take = 4 - in_word < n ? 4 - in_word : (unsigned)n;
@@ -94,7 +94,7 @@ typedef void add_blocks_fn(uint64_t digest[2], unsigned char *dst, const unsigne
 static void add_blocks_plain(uint64_t digest[2], unsigned char *dst, const unsigned char *run,
                              size_t blocks, uint64_t number)
 {
-    const uint64_t presence[2] = {whole_presence(0), whole_presence(1)};
+    const uint64_t presence[2] = { whole_presence(0), whole_presence(1) };
 
     for (size_t b = 0; b < blocks; b++, run += BLOCK) {
         uint64_t sum0 = 0, sum1 = 0;
@@ -120,11 +120,11 @@ __attribute__((target("avx2"))) static void add_blocks_avx2(uint64_t digest[2], 
                                                             const unsigned char *run, size_t blocks,
                                                             uint64_t number)
 {
-    const uint64_t presence[2] = {whole_presence(0), whole_presence(1)};
+    const uint64_t presence[2] = { whole_presence(0), whole_presence(1) };
 
     for (size_t b = 0; b < blocks; b++, run += BLOCK) {
-        __m256i sum[2][2] = {{_mm256_setzero_si256(), _mm256_setzero_si256()},
-                             {_mm256_setzero_si256(), _mm256_setzero_si256()}};
+        __m256i sum[2][2] = { { _mm256_setzero_si256(), _mm256_setzero_si256() },
+                              { _mm256_setzero_si256(), _mm256_setzero_si256() } };
 
         for (unsigned m = 0; m < BLOCK_WORDS; m += 8) {
             __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(run + 4 * m));
@@ -156,7 +156,7 @@ __attribute__((target("avx512f"))) static void add_blocks_avx512(uint64_t digest
                                                                  const unsigned char *run,
                                                                  size_t blocks, uint64_t number)
 {
-    const uint64_t presence[2] = {whole_presence(0), whole_presence(1)};
+    const uint64_t presence[2] = { whole_presence(0), whole_presence(1) };
     __m512i even_w[2][4], odd_w[2][4];
 
     for (unsigned lane = 0; lane < 2; lane++)
@@ -165,8 +165,8 @@ __attribute__((target("avx512f"))) static void add_blocks_avx512(uint64_t digest
             odd_w[lane][i] = _mm512_srli_epi64(even_w[lane][i], 32);
         }
     for (size_t b = 0; b < blocks; b++, run += BLOCK) {
-        __m512i sum[2][2] = {{_mm512_setzero_si512(), _mm512_setzero_si512()},
-                             {_mm512_setzero_si512(), _mm512_setzero_si512()}};
+        __m512i sum[2][2] = { { _mm512_setzero_si512(), _mm512_setzero_si512() },
+                              { _mm512_setzero_si512(), _mm512_setzero_si512() } };
 
         for (unsigned i = 0; i < 4; i++) {
             __m512i x = _mm512_loadu_si512(run + 64 * i), odd = _mm512_srli_epi64(x, 32);
@@ -179,11 +179,16 @@ __attribute__((target("avx512f"))) static void add_blocks_avx512(uint64_t digest
                     _mm512_add_epi64(sum[lane][1], _mm512_mul_epu32(odd, odd_w[lane][i]));
             }
         }
-        for (unsigned lane = 0; lane < 2; lane++)
-            digest[lane] +=
-                ((uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(sum[lane][0], sum[lane][1])) +
-                 presence[lane]) *
-                block_weight(number + b, lane);
+        for (unsigned lane = 0; lane < 2; lane++) {
+            __m512i all = _mm512_add_epi64(sum[lane][0], sum[lane][1]);
+            uint64_t part[4];
+
+            _mm256_storeu_si256(
+                (__m256i *)(void *)part,
+                _mm256_add_epi64(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1)));
+            digest[lane] += (part[0] + part[1] + part[2] + part[3] + presence[lane]) *
+                            block_weight(number + b, lane);
+        }
     }
 }
 #endif
@@ -194,10 +199,10 @@ struct body {
 };
 static const struct body bodies[] = {
 #if defined(__x86_64__)
-    {"avx512", add_blocks_avx512},
-    {"avx2", add_blocks_avx2},
+    { "avx512", add_blocks_avx512 },
+    { "avx2", add_blocks_avx2 },
 #endif
-    {"plain", add_blocks_plain},
+    { "plain", add_blocks_plain },
 };
 
 static bool body_runs(const struct body *b)
@@ -237,7 +242,7 @@ size_t kernel_digest_bodies(void)
 static void add_with(add_blocks_fn *add, uint64_t digest[2], unsigned char *dst,
                      const unsigned char *run, size_t bytes, uint64_t first_byte)
 {
-    uint64_t number = first_byte / BLOCK, sum[2] = {0, 0};
+    uint64_t number = first_byte / BLOCK, sum[2] = { 0, 0 };
     size_t at = first_byte % BLOCK, head = at ? (BLOCK - at < bytes ? BLOCK - at : bytes) : 0;
 
     if (head > 0) {

@@ -71,6 +71,41 @@ void link_op_end(struct fl_loop *l, struct link_op *op)
     fl_post(l, &op->back);
 }
 
+static void tell_run(struct fl_task *t)
+{
+    struct link *k = container_of(t, struct link, tell);
+    struct link_op *ready = FL_TAKE(k->ready), *quiet = FL_TAKE(k->quiet);
+
+    if (ready) /* may close the link: k is not touched from here on */
+        ready->done(ready);
+    if (quiet)
+        quiet->done(quiet);
+}
+
+static void tell(struct link *k, struct link_op **which, struct link_op *op)
+{
+    link_op_set(op, FL_OK, "%s", "");
+    *which = op;
+    k->tell.run = tell_run;
+    fl_post(k->loop, &k->tell);
+}
+
+void link_tell_ready(struct link *k, struct link_op *ready)
+{
+    tell(k, &k->ready, ready);
+}
+
+void link_tell_quiet(struct link *k, struct link_op *quiet)
+{
+    tell(k, &k->quiet, quiet);
+}
+
+void link_tell_now(struct link *k)
+{
+    fl_task_cancel(k->loop, &k->tell);
+    tell_run(&k->tell);
+}
+
 static bool seg_fits(uint64_t off, uint64_t step, const struct link_seg *s, uint64_t room)
 {
     uint64_t end;

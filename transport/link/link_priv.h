@@ -2,7 +2,14 @@
 #pragma once
 #include "transport/link/link.h"
 
-struct link { struct fl_loop *loop; }; /* first in each kind's own struct */
+struct link { /* in each kind's own struct */
+    struct fl_loop *loop;
+    struct fl_task tell; /* brings back the two below, which are not in flight anywhere else */
+    struct link_op *ready, *quiet;
+};
+void link_tell_ready(struct link *k, struct link_op *ready);
+void link_tell_quiet(struct link *k, struct link_op *quiet);
+void link_tell_now(struct link *k); /* by close: what was told and has not been heard yet */
 
 /* Memory that link_mem_alloc() made: link_mem.impl of the owner. */
 struct link_block { uint32_t magic; int fd; uint64_t bytes; /* of the file: whole pages */ };

@@ -93,8 +93,7 @@ static enum fl_status shm_open_link(struct fl_loop *l, const struct link_team *t
     pthread_mutex_init(&k->lock, NULL);
     pthread_cond_init(&k->left, NULL);
     *out = &k->base;
-    link_op_set(ready, FL_OK, "%s", "");
-    link_op_end(l, ready);
+    link_tell_ready(&k->base, ready);
     return FL_OK;
 }
 
@@ -264,10 +263,8 @@ static void pull_done(struct fl_work *w, enum fl_status st)
         pull_set(p, op, st);
     view_put(p->view);
     free(p);
-    if (k->quiet && k->n_pulls == 0) {
-        link_op_end(k->base.loop, k->quiet);
-        k->quiet = NULL;
-    }
+    if (k->quiet && k->n_pulls == 0)
+        link_tell_quiet(&k->base, FL_TAKE(k->quiet));
     if (k->closed && k->n_pulls == 0)
         shm_release(k);
     if (op)
@@ -318,9 +315,8 @@ static void shm_abort(struct link *base, struct link_op *quiet)
     struct shm *k = container_of(base, struct shm, base);
 
     atomic_store(&k->stop, true);
-    link_op_set(quiet, FL_OK, "%s", "");
     if (k->n_pulls == 0)
-        link_op_end(base->loop, quiet);
+        link_tell_quiet(base, quiet);
     else
         k->quiet = quiet;
 }
@@ -348,8 +344,8 @@ static void shm_close(struct link *base)
         }
     }
     if (k->quiet)
-        link_op_end(base->loop, k->quiet);
-    k->quiet = NULL;
+        link_tell_quiet(base, FL_TAKE(k->quiet));
+    link_tell_now(base);
     k->closed = true;
     if (k->n_pulls == 0)
         shm_release(k);

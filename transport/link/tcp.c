@@ -201,7 +201,7 @@ static void tcp_back(struct fl_task *t)
     if (quiet) /* all have come back before it does */
         end_thread(k);
     if (quiet)
-        link_op_end(k->base.loop, quiet);
+        link_tell_quiet(&k->base, quiet);
     deliver(k); /* last: a callback may close the link */
 }
 
@@ -276,8 +276,7 @@ static enum fl_status tcp_open_link(struct fl_loop *l, const struct link_team *t
         return st;
     }
     *out = &k->base;
-    link_op_set(ready, FL_OK, "%s", "");
-    link_op_end(l, ready);
+    link_tell_ready(&k->base, ready);
     return FL_OK;
 }
 
@@ -380,9 +379,8 @@ static void tcp_abort(struct link *base, struct link_op *quiet)
 {
     struct tcp *k = container_of(base, struct tcp, base);
 
-    link_op_set(quiet, FL_OK, "%s", "");
     if (k->joined) {
-        link_op_end(base->loop, quiet);
+        link_tell_quiet(base, quiet);
         return;
     }
     k->quiet = quiet;
@@ -395,14 +393,17 @@ static void tcp_abort(struct link *base, struct link_op *quiet)
 static void tcp_close(struct link *base)
 {
     struct tcp *k = container_of(base, struct tcp, base);
-    struct link_op *quiet = FL_TAKE(k->quiet);
 
     end_thread(k);
     fl_task_cancel(base->loop, &k->back);
-    if (quiet)
-        link_op_end(base->loop, quiet);
-    k->closed = true;
+    k->delivering++; /* the link stays until the last line */
     deliver(k);
+    if (k->quiet)
+        link_tell_quiet(base, FL_TAKE(k->quiet));
+    link_tell_now(base);
+    k->closed = true;
+    if (--k->delivering == 0)
+        tcp_release(k);
 }
 
 const struct link_ops link_tcp = {
