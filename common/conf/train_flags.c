@@ -25,7 +25,7 @@ static const struct fl_opt data_opts[] = {
     TEXT("label-key", label_key, "KEY", "label", "member that holds the right answer"),
     { .kind = FL_OPT_INT, .name = "rollout-batch-size", .alias = "batch-size", .arg = "N", .fallback = "64", .min = 1, .max = 1 << 16, .at = AT(rollout_batch_size), .help = "prompts a step" },
     INT("n-samples-per-prompt", n_samples_per_prompt, "N", "8", 1, 4096, "answers to each prompt: one group"),
-    INT("num-rollout", num_rollout, "N", "200", 0, BIG, "steps of the run"),
+    INT("num-rollout", num_rollout, "N", "300", 0, BIG, "steps of the run"),
     INT("num-epoch", num_epoch, "N", NULL, 1, BIG, "passes over the prompts; used when --num-rollout is not given"),
     SWITCH("rollout-shuffle", rollout_shuffle, true, "true", "a new order of the prompts for each pass"),
     INT("rollout-max-response-len", max_response_len, "TOKENS", "0", 0, 1 << 20, "longest answer; 0: the longest label"),
