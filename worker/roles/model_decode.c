@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 struct model_cache {
     const struct model_layout *l;
@@ -75,19 +76,37 @@ size_t model_cache_bytes(const struct model_cache *c)
     return c->kv_bytes;
 }
 
+/* Pages that were ever touched. */
+static size_t resident(const struct model_cache *c)
+{
+    enum { WINDOW = 4096 }; /* pages looked at in one call */
+    unsigned char held[WINDOW];
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), n = 0;
+
+    for (size_t at = 0; at < c->kv_bytes; at += WINDOW * page) {
+        size_t len = c->kv_bytes - at < WINDOW * page ? c->kv_bytes - at : WINDOW * page;
+
+        if (mincore((char *)c->kv + at, len, held))
+            return 0;
+        for (size_t i = 0; i < (len + page - 1) / page; i++)
+            n += held[i] & 1;
+    }
+    return n * page;
+}
+
 size_t model_cache_drop(struct model_cache *c)
 {
+    size_t had = c->away ? 0 : resident(c);
+
     if (c->away || madvise(c->kv, c->kv_bytes, MADV_DONTNEED))
         return 0;
     c->away = true;
-    return c->kv_bytes;
+    return had;
 }
 
-enum fl_status model_cache_back(struct model_cache *c, struct fl_err *err)
+void model_cache_back(struct model_cache *c)
 {
-    (void)err; /* pages come back when they are touched */
     c->away = false;
-    return FL_OK;
 }
 
 static float *cache_at(const struct model_cache *c, uint32_t layer, int value, uint32_t slot)
