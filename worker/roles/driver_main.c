@@ -1,0 +1,63 @@
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/base/fault.h"
+#include "worker/roles/drv_seat.h"
+
+/* Bad input is 2, as everywhere; 1 is our own failure. */
+static int exit_code(enum fl_status st, bool set_up)
+{
+    return st == FL_OK ? 0 : set_up ? 1 : 2;
+}
+
+static enum fl_status join_and_run(struct driver *d, bool *set_up, struct fl_err *err)
+{
+    struct drv_seat *s = d->seat;
+
+    FL_TRY(fl_fault_env(err));
+    FL_TRY(furlong_join(FURLONG_ABI, &s->f, err));
+    const struct furlong_seat *me = furlong_seat(s->f);
+    d->job_name = me->job;
+    d->node_name = me->node;
+    d->attempt = me->attempt;
+    snprintf(d->run_dir, sizeof(d->run_dir), "%s", me->run_dir);
+    FL_TRY(drv_setup(d, err));
+    *set_up = true;
+    for (unsigned i = 0; i < d->flags.n_notes; i++)
+        drv_say(d, "%s", d->flags.notes[i]);
+    return drv_run(d, err);
+}
+
+int main(int argc, char **argv)
+{
+    static struct driver d = { .steps_fd = -1, .log_fd = -1 };
+    struct drv_seat seat = { 0 };
+    struct fl_err err = { 0 };
+    bool set_up = false;
+    enum fl_status st;
+
+    (void)signal(SIGPIPE, SIG_IGN); /* a --reward-cmd that does not read to the end */
+    d.ops = &drv_ops_seat;
+    d.seat = &seat;
+    d.opts.program = "furlong-driver";
+    d.opts.usage = "[OPTION...]";
+    train_flags_tables(&d.flags, d.opts.tables);
+    st = train_flags_parse(&d.flags, &d.opts, argc, argv, &err);
+    if (st == FL_CANCELLED) {
+        fl_opts_help(&d.opts, stdout);
+        train_flags_fini(&d.flags);
+        return 0;
+    }
+    if (st == FL_OK)
+        st = join_and_run(&d, &set_up, &err);
+    if (st != FL_OK) {
+        fprintf(stderr, "furlong-driver: %s\n", err.text);
+        if (d.log_fd >= 0)
+            (void)dprintf(d.log_fd, "furlong-driver: %s\n", err.text);
+    }
+    d.ops->finish(&d);
+    furlong_leave(seat.f);
+    drv_fini(&d);
+    return exit_code(st, set_up);
+}

@@ -1,0 +1,279 @@
+#include "worker/roles/drv_seat.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/base/file.h"
+#include "common/conf/json.h"
+
+enum { WORDS = 256, WORD_BYTES = 640, BACKOFF_MS = 100, BACKOFF_MAX_MS = 5000 };
+
+static const char *const side_roles[] = { [DRV_TRAINERS] = "trainer", [DRV_ENGINES] = "rollout" };
+
+void drv_nap(unsigned ms)
+{
+    (void)poll(NULL, 0, (int)ms);
+}
+
+static double seat_now_s(struct driver *d)
+{
+    struct timespec t;
+
+    (void)d;
+    (void)clock_gettime(CLOCK_BOOTTIME, &t); /* cannot fail with a known clock */
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- placement -------------------------------------------------------------------------------- */
+static enum fl_status seat_place(struct driver *d, struct fl_err *err)
+{
+    static const char *const names[] = { "actor-num-nodes", "actor-num-gpus-per-node",
+                                         "rollout-num-gpus", "rollout-num-gpus-per-engine",
+                                         "num-gpus-per-node" };
+    const struct train_flags *f = &d->flags;
+    const int64_t values[] = { f->actor_num_nodes, f->actor_num_gpus_per_node, f->rollout_num_gpus,
+                               f->rollout_num_gpus_per_engine, f->num_gpus_per_node };
+    struct drv_seat *s = d->seat;
+    struct furlong_flag flags[8];
+    char text[5][24], *json = NULL;
+    size_t n = 0;
+
+    for (size_t i = 0; i < 5; i++) {
+        if (!fl_opts_given(&d->opts, names[i]) || (f->colocate && i == 2))
+            continue;
+        snprintf(text[i], sizeof(text[i]), "%jd", (intmax_t)values[i]);
+        flags[n++] = (struct furlong_flag){ names[i], text[i] };
+    }
+    if (f->colocate)
+        flags[n++] = (struct furlong_flag){ "colocate", NULL };
+    FL_TRY(furlong_place(s->f, flags, n, &s->layout, err));
+    (void)fflush(stdout);
+    furlong_layout_print(s->layout, STDOUT_FILENO);
+    if (d->log_fd >= 0)
+        furlong_layout_print(s->layout, d->log_fd);
+    furlong_layout_json(s->layout, &json);
+    enum fl_status st = drv_run_json(d, json, err);
+    free(json);
+    return st;
+}
+
+/* ---- processes -------------------------------------------------------------------------------- */
+struct words { char *at[WORDS]; size_t n; };
+
+static void words_free(struct words *w)
+{
+    for (size_t i = 0; i < w->n; i++)
+        free(w->at[i]);
+}
+
+static bool word(struct words *w, const char *fmt, ...)
+{
+    va_list ap;
+    char *text = NULL;
+
+    va_start(ap, fmt);
+    if (w->n + 1 < WORDS && vasprintf(&text, fmt, ap) >= 0)
+        w->at[w->n++] = text;
+    va_end(ap);
+    return text != NULL;
+}
+
+/* Everything that was given, then what the driver settled: the later word wins. */
+static enum fl_status builtin_words(struct driver *d, enum drv_side side, struct words *w,
+                                    struct fl_err *err)
+{
+    const struct model_config *c = &d->config;
+    char path[FL_PATH_MAX], hex[ALPHABET_HEX];
+    bool ok;
+
+    FL_TRY(fl_program_path(side == DRV_TRAINERS ? "furlong-trainer" : "furlong-rollout", path, err));
+    ok = word(w, "%s", path);
+    for (size_t t = 0; t < TRAIN_FLAG_TABLES; t++) {
+        char **given = fl_opts_words(&d->opts, t);
+
+        for (char **g = given; ok && g && *g; g++)
+            ok = word(w, "%s", *g);
+        ok = ok && given;
+        fl_words_free(given);
+    }
+    alphabet_to_hex(&d->alphabet, hex);
+    ok = ok && word(w, "--alphabet=%s", hex) && word(w, "--vocab-size=%u", c->vocab) &&
+         word(w, "--hidden-size=%u", c->dim) && word(w, "--num-layers=%u", c->layers) &&
+         word(w, "--num-attention-heads=%u", c->heads) &&
+         word(w, "--num-query-groups=%u", c->kv_heads) && word(w, "--kv-channels=%u", c->head_dim) &&
+         word(w, "--ffn-hidden-size=%u", c->ffn) &&
+         word(w, "--max-position-embeddings=%u", c->max_len) &&
+         word(w, "--rotary-base=%.9g", (double)c->rope_theta) &&
+         word(w, "--norm-epsilon=%.9g", (double)c->norm_eps) &&
+         word(w, "--%suntie-embeddings-and-output-weights", c->tied ? "no-" : "") &&
+         word(w, "--seed=%jd", (intmax_t)d->flags.seed);
+    return ok ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for a command line");
+}
+
+static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct fl_err *err)
+{
+    struct drv_seat *s = d->seat;
+    const char *command = side == DRV_TRAINERS ? d->flags.trainer_cmd : d->flags.rollout_cmd;
+    /* trainers hold one state together: one that ends takes the others down, and the driver decides */
+    struct furlong_launch_opts o = {
+        .restart_max = side == DRV_ENGINES ? (uint32_t)d->flags.max_restarts : 0,
+        .backoff_ms = BACKOFF_MS,
+        .backoff_max_ms = BACKOFF_MAX_MS,
+        .start_ms = (uint32_t)(d->flags.start_timeout_s * 1000),
+    };
+    struct words w = { .n = 0 };
+    enum fl_status st = FL_OK;
+
+    if (!command)
+        st = builtin_words(d, side, &w, err);
+    else if (!word(&w, "/bin/sh") || !word(&w, "-c") || !word(&w, "%s", command))
+        st = fl_fail(err, FL_EXHAUSTED, "no memory for a command line");
+    w.at[w.n] = NULL;
+    if (st == FL_OK)
+        st = furlong_launch(s->f, s->layout, side_roles[side], w.at, NULL, &o, &s->groups[side], err);
+    words_free(&w);
+    return st == FL_OK ? st : fl_wrap(err, st, "start the %ss", side_roles[side]);
+}
+
+static void seat_finish(struct driver *d)
+{
+    struct drv_seat *s = d->seat;
+
+    furlong_group_end(s->groups[DRV_ENGINES]);
+    furlong_group_end(s->groups[DRV_TRAINERS]);
+    furlong_layout_free(s->layout);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+static void sum_into(json_t *sum, const json_t *more)
+{
+    const char *key;
+    json_t *v;
+
+    json_object_foreach((json_t *)(uintptr_t)more, key, v) {
+        const json_t *had = json_object_get(sum, key);
+
+        if (json_is_integer(v) && json_is_integer(had))
+            json_object_set_new(sum, key, json_integer(json_integer_value(had) + json_integer_value(v)));
+        else if (json_is_real(v) && json_is_number(had) && json_number_value(had) < json_real_value(v))
+            json_object_set(sum, key, v); /* times: the slowest member's */
+    }
+}
+
+static bool is_move(const char *method)
+{
+    return !strncmp(method, "offload", 7) || !strncmp(method, "onload", 6);
+}
+
+/* The first answer; of offload and onload bytes are added and the longest times taken over all. */
+static enum fl_status answers_join(const char *method, const struct furlong_answer *each, uint32_t n,
+                                   json_t **out, struct fl_err *err)
+{
+    json_t *all = NULL;
+
+    for (uint32_t i = 0; i < n; i++) {
+        json_t *o = NULL;
+
+        if (!each[i].body_bytes)
+            continue;
+        enum fl_status st = fl_json_parse(each[i].body, each[i].body_bytes, method, FL_JSON_MAX, &o, err);
+        if (st != FL_OK) {
+            json_decref(all);
+            return st;
+        }
+        if (all && is_move(method))
+            sum_into(all, o);
+        if (all)
+            json_decref(o);
+        else
+            all = o;
+    }
+    *out = all ? all : json_object();
+    return FL_OK;
+}
+
+static enum fl_status seat_ask(struct driver *d, enum drv_side side, const char *method,
+                               const char *body, uint32_t budget_ms, json_t **first_answer,
+                               struct fl_err *err)
+{
+    struct drv_seat *s = d->seat;
+    uint32_t n = furlong_group_size(s->groups[side]);
+    struct furlong_answer *each = calloc(n, sizeof(*each));
+    struct furlong_data what = { .body = body, .body_bytes = body ? strlen(body) : 0 };
+
+    if (!each)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for %u answers", n);
+    enum fl_status st = furlong_ask_all(s->groups[side], method, &what, budget_ms, each, err);
+    if (st == FL_OK && first_answer)
+        st = answers_join(method, each, n, first_answer, err);
+    for (uint32_t i = 0; i < n; i++)
+        furlong_answer_free(&each[i]);
+    free(each);
+    return st;
+}
+
+static enum fl_status seat_update(struct driver *d, uint64_t version, struct furlong_report *out,
+                                  struct fl_err *err)
+{
+    const struct train_flags *f = &d->flags;
+    struct drv_seat *s = d->seat;
+    char dir[1100];
+    struct furlong_update how = {
+        .version = version,
+        .set = "policy",
+        .mode = f->mode,
+        .least_engines = (uint32_t)f->min_engines,
+        .budget_ms = (uint32_t)(f->update_timeout_s * 1000),
+        .slots = (uint32_t)f->weight_slots,
+        .bucket_bytes = f->buffer_size,
+        .check_equal = f->check_weight_update_equal || f->ci_test,
+    };
+
+    if (!strcmp(f->mode, "disk-delta")) {
+        snprintf(dir, sizeof(dir), "%s%s", f->update_weight_disk_dir ? f->update_weight_disk_dir : d->run_dir,
+                 f->update_weight_disk_dir ? "" : "/weights");
+        FL_TRY(fl_mkdirs(dir, err));
+        how.dir = dir;
+    }
+    return furlong_update(s->groups[DRV_TRAINERS], s->groups[DRV_ENGINES], &how, out, err);
+}
+
+static enum fl_status seat_restart(struct driver *d, enum drv_side side, struct fl_err *err)
+{
+    struct drv_seat *s = d->seat;
+
+    return furlong_group_restart(s->groups[side], (uint32_t)(d->flags.start_timeout_s * 1000), err);
+}
+
+static enum fl_status seat_wait_engines(struct driver *d, struct fl_err *err)
+{
+    struct drv_seat *s = d->seat;
+
+    return furlong_group_wait(s->groups[DRV_ENGINES], (uint32_t)(d->flags.start_timeout_s * 1000), err);
+}
+
+static void seat_record(struct driver *d, const char *json)
+{
+    struct drv_seat *s = d->seat;
+
+    furlong_step_record(s->f, json);
+    furlong_progress(s->f, d->step, d->n_steps);
+}
+
+const struct drv_ops drv_ops_seat = {
+    .place = seat_place,
+    .launch = seat_launch,
+    .ask = seat_ask,
+    .train = drv_seat_train,
+    .generate = drv_seat_generate,
+    .update = seat_update,
+    .restart = seat_restart,
+    .wait_engines = seat_wait_engines,
+    .record = seat_record,
+    .now_s = seat_now_s,
+    .finish = seat_finish,
+};
