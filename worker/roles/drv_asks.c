@@ -34,7 +34,7 @@ static void put_back(struct spread *s, uint32_t part, uint32_t engine, const str
 {
     s->parts.parts[part].asked = false;
     if (!s->out->asked_again++)
-        snprintf(s->out->why, sizeof(s->out->why), "rollout %u: %s", engine, why->text);
+        snprintf(s->out->why, sizeof(s->out->why), "rollout %u: %.150s", engine, why->text);
     fl_warn("asked again part=%u engine=%u why=%s", part, engine, why->text);
 }
 

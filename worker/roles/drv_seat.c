@@ -230,7 +230,6 @@ static enum fl_status seat_update(struct driver *d, uint64_t version, struct fur
         .budget_ms = (uint32_t)(f->update_timeout_s * 1000),
         .slots = (uint32_t)f->weight_slots,
         .bucket_bytes = f->buffer_size,
-        .check_equal = f->check_weight_update_equal || f->ci_test,
     };
 
     if (!strcmp(f->mode, "disk-delta")) {

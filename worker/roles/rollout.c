@@ -152,7 +152,7 @@ static enum fl_status start(struct rollout *r, struct fl_err *err)
 {
     const struct train_flags *f = &r->args.flags;
     struct furlong_weights_opts o = { .slots = (uint32_t)f->weight_slots,
-                                      .check_equal = f->check_weight_update_equal };
+                                      .check_equal = f->check_weight_update_equal || f->ci_test };
 
     FL_TRY(model_layout_create(&r->args.config, &r->layout, err));
     FL_TRY(engine_create(r->layout, (uint32_t)f->max_running_requests, ALPHABET_END, &r->engine, err));
