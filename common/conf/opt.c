@@ -88,6 +88,7 @@ static enum fl_status set(const struct fl_opt_ref *r, const char *value, struct 
 {
     const struct fl_opt *p = r->opt;
     bool any = p->min == 0 && p->max == 0;
+    uint64_t bytes;
     int64_t n;
 
     switch (p->kind) {
@@ -102,7 +103,11 @@ static enum fl_status set(const struct fl_opt_ref *r, const char *value, struct 
         return fl_parse_f64(value, any ? -HUGE_VAL : p->min, any ? HUGE_VAL : p->max,
                             (double *)r->at, err);
     case FL_OPT_BYTES:
-        return fl_parse_bytes(value, UINT64_MAX, (uint64_t *)r->at, err);
+        FL_TRY(fl_parse_bytes(value, any || p->max >= 0x1p63 ? UINT64_MAX : (uint64_t)p->max, &bytes, err));
+        if (!any && (double)bytes < p->min)
+            return fl_fail(err, FL_INVALID, "%s is less than %.0f bytes", value, p->min);
+        *(uint64_t *)r->at = bytes;
+        return FL_OK;
     case FL_OPT_TEXT:
         if (p->choices && !is_choice(p->choices, value))
             return fl_fail(err, FL_INVALID, "'%.60s' is none of %s", value, p->choices);
@@ -144,6 +149,17 @@ static enum fl_status preset(struct fl_opts *o, struct fl_err *err)
             FL_TRY(give(o, i, FL_OPT_ENV, origin, env, err));
     }
     return FL_OK;
+}
+
+enum fl_status fl_opts_named(struct fl_opts *o, enum fl_opt_from from, const char *origin, const char *name,
+                             const char *value, struct fl_err *err)
+{
+    bool off = false;
+    size_t i = find(o, name, strlen(name), &off);
+
+    if (i == SIZE_MAX || off)
+        return unknown(o, origin, name, strlen(name), err);
+    return give(o, i, from, origin, value, err);
 }
 
 /* argv[*i] is an option; *i moves past what it takes. */

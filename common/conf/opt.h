@@ -1,6 +1,7 @@
 /* common/conf/opt.h - option tables: one table makes the parser, the environment, the record and the help
  *
- * A value comes from the first of: command line, extra words (MILES_EXTRA_ARGS), environment, default.
+ * A value comes from the first of: command line, extra words (MILES_EXTRA_ARGS), environment, file,
+ * default.
  * "--name=value", "--name value" and "-x value" are the same; "--" ends the options. Errors name the
  * option and the value and, where a name is not known, the nearest one that is. */
 #pragma once
@@ -24,7 +25,7 @@ struct fl_opt {
     const char *arg;          /* of the help: N, HOST:PORT, SECONDS; the unit where there is one */
     const char *env;          /* or NULL                                                     */
     const char *fallback;     /* as text; NULL: the member is left as it was                 */
-    double min, max;          /* of INT and REAL; both 0: any                                */
+    double min, max;          /* of INT, REAL and BYTES; both 0: any                         */
     const char *choices;      /* of TEXT: "a|b|c", or NULL                                   */
     size_t at;                /* offsetof                                                    */
     const char *help;         /* NULL: not shown                                             */
@@ -34,7 +35,7 @@ struct fl_opt_table {
     const struct fl_opt *opts; /* ended by a NULL name         */
     void *into;
 };
-enum fl_opt_from { FL_OPT_UNSET, FL_OPT_DEFAULT, FL_OPT_ENV, FL_OPT_EXTRA, FL_OPT_LINE };
+enum fl_opt_from { FL_OPT_UNSET, FL_OPT_DEFAULT, FL_OPT_FILE, FL_OPT_ENV, FL_OPT_EXTRA, FL_OPT_LINE };
 enum { FL_OPT_TABLES = 6, FL_OPT_MAX = 192 };
 struct fl_opts {
     const char *program, *usage; /* "furlong start", "--head | --address HOST:PORT [OPTION...]" */
@@ -57,6 +58,10 @@ int fl_opts_main(struct fl_opts *o, int argc, char **argv);
  * the words that values point into: free() it last. */
 enum fl_status fl_opts_extra(struct fl_opts *o, const char *origin, const char *text, char **keep,
                              struct fl_err *err);
+/* A JSON object of names and values ("num-rollout": 20, "colocate": true), as in a run.json's flags;
+ * null is passed over. Counts less than the environment; after fl_opts_parse. *keep holds the texts
+ * that values point into: json_decref() it last. */
+enum fl_status fl_opts_file(struct fl_opts *o, const char *path, json_t **keep, struct fl_err *err);
 void fl_opts_help(const struct fl_opts *o, FILE *to);
 
 enum fl_opt_from fl_opts_from(const struct fl_opts *o, const char *name); /* FL_OPT_UNSET: no such */

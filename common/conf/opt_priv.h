@@ -7,3 +7,5 @@ struct fl_opt_ref fl_opts_at(const struct fl_opts *o, size_t i); /* opt NULL: pa
 /* Takes the options of argv[0..argc) and moves the other words to its front. */
 enum fl_status fl_opts_line(struct fl_opts *o, enum fl_opt_from from, const char *origin, int argc,
                             char **argv, struct fl_err *err);
+enum fl_status fl_opts_named(struct fl_opts *o, enum fl_opt_from from, const char *origin, const char *name,
+                             const char *value, struct fl_err *err);
