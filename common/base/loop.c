@@ -438,6 +438,8 @@ void fl_loop_destroy(struct fl_loop *l)
     if (!l)
         return;
     fl_pool_fini(l);
+    while (l->holds) /* tags that others bring back: not one may find the loop gone */
+        fl_loop_turn(l, -1);
     turning = l; /* no wakes any more */
     do {
         mailbox_take(l);

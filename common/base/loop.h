@@ -13,7 +13,7 @@ enum fl_status fl_loop_create(const struct fl_clock *clock, /* NULL: CLOCK_BOOTT
                               struct fl_loop **out, struct fl_err *err);
 void fl_loop_run(struct fl_loop *l); /* until stopped and every tag in flight is back */
 void fl_loop_stop(struct fl_loop *l); /* any thread */
-/* Whatever was posted and whatever the pool still has comes back before it returns; NULL is fine. */
+/* Whatever was posted, held or is still on the pool comes back before it returns; NULL is fine. */
 void fl_loop_destroy(struct fl_loop *l);
 uint64_t fl_loop_now_ns(const struct fl_loop *l); /* read once a turn */
 uint64_t fl_clock_boot_ns(void);                  /* CLOCK_BOOTTIME, now   */

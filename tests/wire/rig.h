@@ -50,6 +50,10 @@ void rig_init(struct rig *r, const struct carrier *c, struct fl_held_clock *held
 enum fl_status rig_listen(struct rig *r, struct fl_err *err);
 enum fl_status rig_dial(struct rig *r, struct fl_err *err);
 void rig_open(struct rig *r, const struct carrier *c); /* all of it, until both are open */
+/* Once, before the first test: what gRPC opens for the whole process is open from then on. */
+void rig_warm(void);
+/* gRPC closes its sockets on threads of its own, soon after. */
+void rig_same_fds(const struct carrier *c, int before);
 void rig_fini(struct rig *r); /* and no descriptor is left */
 /* Messages in flight arrive: turns until cond, 10 s at most. */
 #define rig_until(r, cond) t_until((r)->loop, cond, 10000)

@@ -15,6 +15,7 @@ const struct carrier carriers[] = {
     { "unix", &stream_sock, "unix:*", NULL },
     { "tcp", &stream_sock, "127.0.0.1:0", NULL },
     { "pair", &stream_pair, "pair:x", NULL },
+    { "rpc", &stream_rpc, "127.0.0.1:0", NULL },
     { "lossy pair", &stream_lossy, "pair:x", &over_pair },
     { 0 },
 };
@@ -267,7 +268,7 @@ static void duo_fini(struct duo *d)
     fl_loop_pass(d->loop, &d->held, 2000000000); /* whoever still lingers */
     fl_loop_turn(d->loop, 0);
     fl_loop_destroy(d->loop);
-    t_int_eq(t_open_fds(), d->fds_before, "over %s", d->c->name);
+    rig_same_fds(d->c, d->fds_before);
 }
 
 static void ask_done(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
@@ -710,6 +711,14 @@ static void descriptors_ride_both_ways(void **state)
     }
 }
 
+static bool all_done(const struct ask *a, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (!a[i].done)
+            return false;
+    return true;
+}
+
 static void many_calls_at_once(void **state)
 {
     (void)state;
@@ -718,7 +727,6 @@ static void many_calls_at_once(void **state)
         enum { N = 3000 };
         struct duo d;
         struct ask *a = calloc(N, sizeof(*a));
-        unsigned done = 0;
 
         duo_open(&d, c);
         for (unsigned i = 0; i < N; i++)
@@ -726,11 +734,7 @@ static void many_calls_at_once(void **state)
         duo_until(&d, d.b.n_kept == N / 2);
         for (unsigned i = 0; i < N / 2; i++)
             reply_kept(&d.b, i);
-        duo_until(&d, (done = 0, ({
-                           for (unsigned i = 0; i < N; i++)
-                               done += a[i].done;
-                           done == N;
-                       })));
+        duo_until(&d, all_done(a, N));
         for (unsigned i = 0; i < N; i++) {
             t_int_eq(a[i].done, 1);
             t_int_eq(a[i].st, FL_OK);
@@ -953,10 +957,12 @@ static void every_fault_ends_each_call_once(void **state)
                               asked == 3 ? 2 * WIRE_PIECE : 9, fl_loop_now_ns(d.loop) + 1000000000,
                               &err) != FL_OK)
                     break;
-            for (int i = 0; i < 60; i++) {
-                fl_loop_turn(d.loop, 0);
+            for (int i = 0; i < 300; i++) {
+                fl_loop_turn(d.loop, 1);
                 if (d.b.n_kept && d.b.kept[0])
                     reply_kept(&d.b, 0);
+                if (all_done(a, asked) || d.a.closed)
+                    break;
             }
             met = fl_fault_disarm();
             fl_loop_pass(d.loop, &d.held, 1100000000);
@@ -993,5 +999,6 @@ int main(void)
         cmocka_unit_test(every_fault_ends_each_call_once),
     };
 
+    rig_warm();
     return t_run("call", tests);
 }

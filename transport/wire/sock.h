@@ -8,3 +8,5 @@ enum fl_status sock_line_of(struct fl_loop *l, int fd_take, struct wire_line **o
 enum fl_status sock_listen(struct fl_loop *l, const struct stream_to *at, bool has_key,
                            void (*arrived)(void *arg, struct wire_line *k_take), void *arg,
                            struct wire_port **out, struct fl_err *err);
+/* Whether one could listen there just now, and if not, why. */
+enum fl_status sock_probe(const struct stream_to *at, bool has_key, struct fl_err *err);

@@ -169,7 +169,25 @@ static enum fl_status open_port(struct sock_port *p, const char *target, const s
             return fl_fail_errno(err, "address of %s", target);
         wire_addr_text(&got, p->p.at, sizeof(p->p.at));
     }
-    return fl_watch_create(p->loop, p->fd, POLLIN, port_ready, p, &p->watch, err);
+    return FL_OK;
+}
+
+static enum fl_status parse(const char *target, bool has_key, struct wire_addrs *out,
+                            struct fl_err *err)
+{
+    char host[WIRE_HOST_MAX];
+    uint16_t port;
+
+    if (strncmp(target, "unix:", 5) == 0)
+        return wire_addr_unix(target + 5, out, err);
+    FL_TRY(wire_target_split(target, host, &port, err));
+    FL_TRY(wire_port_check(host, has_key, err));
+    if (!wire_addr_parse(host, port, out))
+        return fl_fail(err, FL_INVALID,
+                       "listen at %s: %s is no address of a machine, names are for "
+                       "connecting",
+                       target, host);
+    return FL_OK;
 }
 
 enum fl_status sock_listen(struct fl_loop *l, const struct stream_to *at, bool has_key,
@@ -180,31 +198,36 @@ enum fl_status sock_listen(struct fl_loop *l, const struct stream_to *at, bool h
     struct sock_port *p;
     enum fl_status st;
 
-    if (strncmp(at->target, "unix:", 5) == 0) {
-        FL_TRY(wire_addr_unix(at->target + 5, &a, err));
-    } else {
-        char host[WIRE_HOST_MAX];
-        uint16_t port;
-
-        FL_TRY(wire_target_split(at->target, host, &port, err));
-        FL_TRY(wire_port_check(host, has_key, err));
-        if (!wire_addr_parse(host, port, &a))
-            return fl_fail(err, FL_INVALID,
-                           "listen at %s: %s is no address of a machine, names are for "
-                           "connecting",
-                           at->target, host);
-    }
-    p = calloc(1, sizeof(*p));
+    FL_TRY(parse(at->target, has_key, &a, err));
+    p = FL_FAULT("wire.port") ? NULL : calloc(1, sizeof(*p));
     if (!p)
         return fl_fail(err, FL_EXHAUSTED, "no memory to listen at %s", at->target);
     p->p = (struct wire_port){ .ops = &port_ops, .arrived = arrived, .arg = arg };
     p->loop = l;
     p->fd = -1;
     st = open_port(p, at->target, &a.a[0], err);
+    if (st == FL_OK)
+        st = fl_watch_create(l, p->fd, POLLIN, port_ready, p, &p->watch, err);
     if (st != FL_OK) {
         port_free(p);
         return st;
     }
     *out = &p->p;
     return FL_OK;
+}
+
+enum fl_status sock_probe(const struct stream_to *at, bool has_key, struct fl_err *err)
+{
+    struct sock_port *p;
+    struct wire_addrs a;
+    enum fl_status st;
+
+    FL_TRY(parse(at->target, has_key, &a, err));
+    p = calloc(1, sizeof(*p));
+    if (!p)
+        return fl_fail(err, FL_EXHAUSTED, "no memory to listen at %s", at->target);
+    p->fd = -1;
+    st = open_port(p, at->target, &a.a[0], err);
+    port_free(p);
+    return st;
 }

@@ -1,0 +1,751 @@
+/* gRPC, the C core: between head and daemons. The only file that includes it.
+ *
+ * A line is one call of one streaming method; its messages are pieces of the byte stream, cut
+ * anywhere. One completion queue and one pump thread serve the process. The pump waits, drains what
+ * is there, and posts it as one chain; everything that starts something runs on the loop thread.
+ * Each operation in flight has a tag inside its line or port, and each tag comes back exactly once
+ * before that memory goes. One receive is outstanding, and not arming it again is the
+ * back-pressure; one send is in flight, and what gathers meanwhile is the next message. */
+#include <grpc/byte_buffer_reader.h>
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+#include <grpc/support/alloc.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/fault.h"
+#include "transport/wire/resolve.h"
+#include "transport/wire/sock.h"
+
+enum {
+    MESSAGE_BYTES = 4 << 20, /* of one gRPC message that we send       */
+    MESSAGE_MAX = 8 << 20,   /* that we take: nothing is proved yet    */
+    DRAIN = 64,              /* events of one chain                    */
+    PART_MS = 1000,          /* for the last bytes of a line to leave  */
+    KEEP_MS = 10000
+};
+#define METHOD "/furlong.Wire/Stream"
+#define MARK "furlong" /* in the server's first metadata: it is one of ours */
+
+struct rpc_tag {
+    struct fl_task back;
+    struct fl_loop *loop;
+    bool ok, out;
+    void (*done)(void *owner, bool ok);
+    void *owner;
+};
+
+/* ---- the queue and its pump, from the first use to the end of the process */
+
+static struct {
+    pthread_mutex_t lock;
+    unsigned users; /* lines and ports that are not gone yet */
+    grpc_completion_queue *cq;
+    pthread_t pump;
+    bool up;
+} hub = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static void tag_back(struct fl_task *t)
+{
+    struct rpc_tag *tag = container_of(t, struct rpc_tag, back);
+
+    tag->out = false;
+    tag->done(tag->owner, tag->ok);
+}
+
+static void *pump(void *arg)
+{
+    gpr_timespec never = gpr_inf_future(GPR_CLOCK_REALTIME);
+    gpr_timespec past = gpr_inf_past(GPR_CLOCK_REALTIME);
+
+    for (;;) {
+        grpc_event ev = grpc_completion_queue_next(arg, never, NULL);
+        struct fl_task *first = NULL, **end = &first;
+        struct fl_loop *loop = NULL;
+
+        for (unsigned n = 0; ev.type == GRPC_OP_COMPLETE; n++) {
+            struct rpc_tag *tag = ev.tag;
+
+            tag->ok = ev.success;
+            if (loop && tag->loop != loop) { /* several loops in a process: in tests */
+                fl_post_chain(loop, first);
+                first = NULL;
+                end = &first;
+            }
+            loop = tag->loop;
+            tag->back.next = NULL;
+            *end = &tag->back;
+            end = &tag->back.next;
+            if (n + 1 == DRAIN)
+                break;
+            ev = grpc_completion_queue_next(arg, past, NULL);
+        }
+        if (first)
+            fl_post_chain(loop, first);
+        if (ev.type == GRPC_QUEUE_SHUTDOWN)
+            return NULL; /* comes last: every tag has been posted */
+    }
+}
+
+/* At exit: only when nothing of ours is open; a process that leaves in the middle just leaves. */
+static void hub_end(void)
+{
+    if (!hub.up || hub.users)
+        return;
+    grpc_completion_queue_shutdown(hub.cq);
+    pthread_join(hub.pump, NULL);
+    grpc_completion_queue_destroy(hub.cq);
+    grpc_shutdown_blocking();
+    hub.up = false;
+}
+
+static enum fl_status hub_start(struct fl_err *err)
+{
+    sigset_t all, before;
+    int rc;
+
+    sigfillset(&all); /* signals are the loop's: none of gRPC's threads takes them */
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    grpc_init();
+    hub.cq = grpc_completion_queue_create_for_next(NULL);
+    rc = FL_FAULT("wire.pump") ? EAGAIN : pthread_create(&hub.pump, NULL, pump, hub.cq);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc == 0) {
+        hub.up = true;
+        atexit(hub_end);
+        return FL_OK;
+    }
+    grpc_completion_queue_shutdown(hub.cq);
+    (void)grpc_completion_queue_next(hub.cq, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+    grpc_completion_queue_destroy(hub.cq);
+    grpc_shutdown();
+    errno = rc;
+    return fl_fail_errno(err, "thread for gRPC");
+}
+
+static enum fl_status hub_get(struct fl_err *err)
+{
+    enum fl_status st = FL_OK;
+
+    pthread_mutex_lock(&hub.lock);
+    if (!hub.up)
+        st = hub_start(err);
+    if (st == FL_OK)
+        hub.users++;
+    pthread_mutex_unlock(&hub.lock);
+    return st;
+}
+
+static void hub_put(void)
+{
+    pthread_mutex_lock(&hub.lock);
+    hub.users--;
+    pthread_mutex_unlock(&hub.lock);
+}
+
+/* ---- arguments: all that matter are set, none is left to a default */
+
+static const grpc_arg channel_args[] = {
+#define ARG(name, number)                                                                          \
+    {                                                                                              \
+        GRPC_ARG_INTEGER, (char *)(uintptr_t)(name),                                               \
+        {                                                                                          \
+            .integer = (number)                                                                    \
+        }                                                                                          \
+    }
+    ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), /* else two heads share a port without an error        */
+    ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
+    ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_MAX), /* not enforced in a minimal stack */
+    ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_MAX),
+    ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 8),
+    ARG(GRPC_ARG_MAX_METADATA_SIZE, 8 << 10),
+    ARG(GRPC_ARG_KEEPALIVE_TIME_MS, KEEP_MS),
+    ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEP_MS),
+    ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+    ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+    ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, KEEP_MS / 2),
+    ARG(GRPC_ARG_HTTP2_BDP_PROBE, 0), /* its pings wake idle daemons */
+    ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, WIRE_AGAIN_MIN_MS),
+    ARG(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, WIRE_AGAIN_MAX_MS),
+    ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, WIRE_AGAIN_MAX_MS),
+    ARG(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, WIRE_CONNECT_MS),
+    ARG(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), /* one connection a line */
+    ARG(GRPC_ARG_ENABLE_RETRIES, 0),
+    ARG(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
+    ARG(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),
+    ARG(GRPC_ARG_ENABLE_CHANNELZ, 0),
+    ARG(GRPC_ARG_MAX_CHANNEL_TRACE_EVENT_MEMORY_PER_NODE, 0),
+#undef ARG
+};
+static const grpc_channel_args args = { FL_LEN(channel_args), (grpc_arg *)(uintptr_t)channel_args };
+
+/* ---- a line */
+
+struct rpc_line {
+    struct wire_line k;
+    grpc_channel *channel; /* client */
+    grpc_call *call;
+    struct rpc_tag first, recv, send, end, part;
+    struct fl_task poke;
+    struct fl_timer late;
+    bool up, dropped, parted, over; /* over: the status is here, nothing more comes */
+    bool blocked;                   /* a write waits for the send that is in flight */
+    grpc_byte_buffer *incoming;     /* gRPC's while recv is out */
+    grpc_byte_buffer *got;          /* being read               */
+    grpc_byte_buffer_reader reader;
+    grpc_slice slice; /* of got, from slice_off on */
+    size_t slice_off;
+    bool has_reader, has_slice;
+    grpc_metadata_array metadata, trailing;
+    grpc_status_code code;
+    grpc_slice details;
+    int cancelled; /* server: the client is gone */
+    char target[WIRE_HOST_MAX + 8];
+};
+
+static void part(struct rpc_line *k);
+
+static void batch(struct rpc_line *k, struct rpc_tag *tag, const grpc_op *ops, size_t n)
+{
+    grpc_call_error rc;
+
+    tag->out = true;
+    rc = grpc_call_start_batch(k->call, ops, n, tag, NULL);
+    if (rc != GRPC_CALL_OK) { /* ours: a batch that may not be started now */
+        tag->ok = false;
+        fl_post(k->k.loop, &tag->back);
+    }
+}
+
+static void line_free(struct rpc_line *k)
+{
+    if (k->has_slice)
+        grpc_slice_unref(k->slice);
+    if (k->has_reader)
+        grpc_byte_buffer_reader_destroy(&k->reader);
+    if (k->got)
+        grpc_byte_buffer_destroy(k->got);
+    if (k->call)
+        grpc_call_unref(k->call);
+    if (k->channel)
+        grpc_channel_destroy(k->channel);
+    grpc_metadata_array_destroy(&k->metadata);
+    grpc_metadata_array_destroy(&k->trailing);
+    grpc_slice_unref(k->details);
+    fl_timer_cancel(&k->late);
+    fl_task_cancel(k->k.loop, &k->poke);
+    fl_loop_release(k->k.loop);
+    hub_put();
+    free(k);
+}
+
+static void free_when_quiet(struct rpc_line *k)
+{
+    if (k->dropped && k->over && !k->first.out && !k->recv.out && !k->send.out && !k->end.out &&
+        !k->part.out)
+        line_free(k);
+}
+
+static void arm_recv(struct rpc_line *k)
+{
+    grpc_op op = { .op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &k->incoming };
+
+    batch(k, &k->recv, &op, 1);
+}
+
+static void got_done(struct rpc_line *k)
+{
+    if (k->has_slice)
+        grpc_slice_unref(k->slice);
+    if (k->has_reader)
+        grpc_byte_buffer_reader_destroy(&k->reader);
+    k->has_slice = k->has_reader = false;
+    grpc_byte_buffer_destroy(k->got);
+    k->got = NULL;
+    arm_recv(k);
+}
+
+static void recv_done(void *owner, bool ok)
+{
+    struct rpc_line *k = owner;
+
+    k->got = k->incoming;
+    k->incoming = NULL;
+    if (!ok || !k->got)
+        k->over |= !k->channel; /* a client of ours has ended: its status asks for no answer */
+    if (k->dropped) {
+        if (k->got)
+            got_done(k); /* read and dropped, so that the end comes through */
+        free_when_quiet(k);
+        return;
+    }
+    if (k->got && (!ok || !grpc_byte_buffer_reader_init(&k->reader, k->got))) {
+        grpc_byte_buffer_destroy(k->got);
+        k->got = NULL;
+        k->over = true;
+    }
+    k->has_reader = k->got != NULL;
+    if (k->k.user)
+        k->k.user->ready(k->k.arg, LINE_IN);
+}
+
+static bool next_slice(struct rpc_line *k)
+{
+    if (k->has_slice && k->slice_off < GRPC_SLICE_LENGTH(k->slice))
+        return true;
+    if (k->has_slice)
+        grpc_slice_unref(k->slice);
+    k->has_slice = grpc_byte_buffer_reader_next(&k->reader, &k->slice);
+    k->slice_off = 0;
+    return k->has_slice;
+}
+
+static enum fl_status hung_up(struct rpc_line *k, struct fl_err *err)
+{
+    char text[128] = "";
+    size_t n = GRPC_SLICE_LENGTH(k->details);
+
+    if (!k->channel || k->code == GRPC_STATUS_OK || n == 0)
+        return fl_fail(err, FL_UNREACHABLE, "the other side hung up");
+    memcpy(text, GRPC_SLICE_START_PTR(k->details), n < sizeof(text) - 1 ? n : sizeof(text) - 1);
+    fl_err_set(err, FL_UNREACHABLE, FL_FROM_GRPC, (int)k->code, "%s", text);
+    return FL_UNREACHABLE;
+}
+
+static enum fl_status rpc_read(struct wire_line *line, const struct iovec *iov, unsigned n,
+                               int fds[LINE_FDS], unsigned *n_fds, size_t *got, struct fl_err *err)
+{
+    struct rpc_line *k = container_of(line, struct rpc_line, k);
+    size_t sum = 0;
+
+    (void)fds;
+    (void)n_fds;
+    if (!k->got)
+        return k->recv.out || !k->over ? FL_AGAIN : hung_up(k, err);
+    for (unsigned i = 0; i < n; i++) {
+        size_t at = 0;
+
+        while (at < iov[i].iov_len && next_slice(k)) {
+            size_t left = GRPC_SLICE_LENGTH(k->slice) - k->slice_off;
+            size_t take = iov[i].iov_len - at < left ? iov[i].iov_len - at : left;
+
+            memcpy((char *)iov[i].iov_base + at, GRPC_SLICE_START_PTR(k->slice) + k->slice_off,
+                   take);
+            k->slice_off += take;
+            at += take;
+        }
+        sum += at;
+        if (at < iov[i].iov_len)
+            break;
+    }
+    if (next_slice(k))
+        fl_post(line->loop, &k->poke);
+    else
+        got_done(k);
+    *got = sum;
+    return sum ? FL_OK : FL_AGAIN;
+}
+
+static void poked(struct fl_task *t)
+{
+    struct rpc_line *k = container_of(t, struct rpc_line, poke);
+
+    if (!k->dropped && (k->got || k->over))
+        k->k.user->ready(k->k.arg, LINE_IN);
+}
+
+static enum fl_status rpc_write(struct wire_line *line, const struct iovec *iov, unsigned n,
+                                const int *fds, unsigned n_fds, size_t *wrote, struct fl_err *err)
+{
+    struct rpc_line *k = container_of(line, struct rpc_line, k);
+    grpc_op op = { .op = GRPC_OP_SEND_MESSAGE };
+    size_t sum = 0, at = 0;
+    grpc_slice slice;
+
+    (void)fds;
+    (void)n_fds;
+    if (k->over)
+        return hung_up(k, err);
+    if (k->send.out) {
+        k->blocked = true;
+        return FL_AGAIN;
+    }
+    for (unsigned i = 0; i < n; i++)
+        sum += iov[i].iov_len;
+    if (sum > MESSAGE_BYTES)
+        sum = MESSAGE_BYTES;
+    slice = grpc_slice_malloc(sum);
+    for (unsigned i = 0; at < sum; i++) {
+        size_t part_bytes = iov[i].iov_len < sum - at ? iov[i].iov_len : sum - at;
+
+        memcpy(GRPC_SLICE_START_PTR(slice) + at, iov[i].iov_base, part_bytes);
+        at += part_bytes;
+    }
+    op.data.send_message.send_message = grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_slice_unref(slice);
+    batch(k, &k->send, &op, 1);
+    grpc_byte_buffer_destroy(op.data.send_message.send_message);
+    *wrote = sum;
+    return FL_OK;
+}
+
+static void send_done(void *owner, bool ok)
+{
+    struct rpc_line *k = owner;
+    bool blocked = k->blocked;
+
+    (void)ok; /* a send that failed is followed by the end */
+    k->blocked = false;
+    if (k->dropped) {
+        part(k);
+        free_when_quiet(k);
+    } else if (blocked) {
+        k->k.user->ready(k->k.arg, LINE_OUT);
+    }
+}
+
+static void end_done(void *owner, bool ok)
+{
+    struct rpc_line *k = owner;
+
+    (void)ok;
+    k->over = true;
+    if (k->dropped) {
+        free_when_quiet(k);
+    } else if (k->channel && !k->up) {
+        struct fl_err err;
+
+        hung_up(k, &err);
+        fl_wrap(&err, FL_UNREACHABLE, "connect to %s", k->target);
+        k->k.user->down(k->k.arg, &err);
+    } else {
+        fl_post(k->k.loop, &k->poke); /* behind a message that came in the same burst */
+    }
+}
+
+/* ---- leaving: what was sent goes first, then our half is closed, then the other side has a second
+ */
+
+static void part_late(struct fl_timer *t, uint64_t now_ns)
+{
+    struct rpc_line *k = container_of(t, struct rpc_line, late);
+
+    (void)now_ns;
+    grpc_call_cancel(k->call, NULL);
+}
+
+static void part_done(void *owner, bool ok)
+{
+    (void)ok;
+    free_when_quiet(owner);
+}
+
+static void part(struct rpc_line *k)
+{
+    grpc_slice none = grpc_empty_slice();
+    grpc_op op = { .op = GRPC_OP_SEND_CLOSE_FROM_CLIENT };
+
+    if (k->parted || k->send.out)
+        return;
+    k->parted = true;
+    if (!k->channel) {
+        op.op = GRPC_OP_SEND_STATUS_FROM_SERVER;
+        op.data.send_status_from_server.status = GRPC_STATUS_OK;
+        op.data.send_status_from_server.status_details = &none;
+    }
+    batch(k, &k->part, &op, 1);
+}
+
+static void rpc_drop(struct wire_line *line)
+{
+    struct rpc_line *k = container_of(line, struct rpc_line, k);
+
+    k->dropped = true;
+    fl_loop_hold(line->loop); /* until every tag is back */
+    if (k->up) {
+        k->late.fire = part_late;
+        fl_timer_arm_in(line->loop, &k->late, PART_MS);
+        part(k);
+        if (k->got)
+            got_done(k);
+    } else if (k->call) {
+        grpc_call_cancel(k->call, NULL);
+    }
+    free_when_quiet(k);
+}
+
+static const struct line_ops rpc_ops = { .write = rpc_write, .read = rpc_read, .drop = rpc_drop };
+
+static void tag_init(struct rpc_tag *t, struct fl_loop *l, void *owner,
+                     void (*done)(void *owner, bool ok))
+{
+    *t = (struct rpc_tag){ .loop = l, .owner = owner, .done = done, .back.run = tag_back };
+}
+
+static struct rpc_line *line_create(struct fl_loop *l, void (*first)(void *owner, bool ok))
+{
+    struct rpc_line *k = FL_FAULT("wire.line") ? NULL : calloc(1, sizeof(*k));
+
+    if (!k)
+        return NULL;
+    k->k = (struct wire_line){ .ops = &rpc_ops, .loop = l };
+    k->poke.run = poked;
+    k->details = grpc_empty_slice();
+    grpc_metadata_array_init(&k->metadata);
+    grpc_metadata_array_init(&k->trailing);
+    tag_init(&k->first, l, k, first);
+    tag_init(&k->recv, l, k, recv_done);
+    tag_init(&k->send, l, k, send_done);
+    tag_init(&k->end, l, k, end_done);
+    tag_init(&k->part, l, k, part_done);
+    return k;
+}
+
+/* ---- client */
+
+static bool is_ours(const grpc_metadata_array *m)
+{
+    for (size_t i = 0; i < m->count; i++)
+        if (grpc_slice_str_cmp(m->metadata[i].key, MARK) == 0)
+            return true;
+    return false;
+}
+
+static void dialled(void *owner, bool ok)
+{
+    struct rpc_line *k = owner;
+
+    if (k->dropped) {
+        free_when_quiet(k);
+    } else if (ok && !k->over && is_ours(&k->metadata)) {
+        k->up = true;
+        arm_recv(k);
+        k->k.user->up(k->k.arg);
+    } /* else the end tells why */
+}
+
+static enum fl_status rpc_dial(struct fl_loop *l, const struct stream_to *to,
+                               const struct line_user *user, void *arg, struct wire_line **out,
+                               struct fl_err *err)
+{
+    char host[WIRE_HOST_MAX], target[WIRE_HOST_MAX + 16];
+    grpc_channel_credentials *creds;
+    struct rpc_line *k;
+    uint16_t port;
+    grpc_op ops[3] = { { .op = GRPC_OP_SEND_INITIAL_METADATA },
+                       { .op = GRPC_OP_RECV_INITIAL_METADATA },
+                       { .op = GRPC_OP_RECV_STATUS_ON_CLIENT } };
+
+    FL_TRY(wire_target_split(to->target, host, &port, err));
+    FL_TRY(hub_get(err));
+    k = line_create(l, dialled);
+    if (!k) {
+        hub_put();
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a connection to %s", to->target);
+    }
+    k->k.user = user;
+    k->k.arg = arg;
+    snprintf(k->target, sizeof(k->target), "%s", to->target);
+    snprintf(target, sizeof(target), "dns:///%s", k->target);
+    creds = grpc_insecure_credentials_create();
+    k->channel = grpc_channel_create(target, creds, &args);
+    grpc_channel_credentials_release(creds);
+    k->call = grpc_channel_create_call(k->channel, NULL, GRPC_PROPAGATE_DEFAULTS, hub.cq,
+                                       grpc_slice_from_static_string(METHOD), NULL,
+                                       gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+    ops[1].data.recv_initial_metadata.recv_initial_metadata = &k->metadata;
+    ops[2].data.recv_status_on_client.trailing_metadata = &k->trailing;
+    ops[2].data.recv_status_on_client.status = &k->code;
+    ops[2].data.recv_status_on_client.status_details = &k->details;
+    batch(k, &k->end, &ops[2], 1);
+    batch(k, &k->first, ops, 2);
+    *out = &k->k;
+    return FL_OK;
+}
+
+/* ---- server */
+
+struct rpc_port {
+    struct wire_port p;
+    struct fl_loop *loop;
+    grpc_server *server;
+    struct rpc_tag next, down;
+    grpc_call *call;
+    grpc_call_details details;
+    grpc_metadata_array metadata;
+    bool paused, closed;
+};
+
+static void port_free(struct rpc_port *p)
+{
+    if (p->next.out || p->down.out)
+        return;
+    grpc_server_destroy(p->server);
+    grpc_call_details_destroy(&p->details);
+    grpc_metadata_array_destroy(&p->metadata);
+    fl_loop_release(p->loop);
+    hub_put();
+    free(p);
+}
+
+static void next_call(struct rpc_port *p)
+{
+    if (p->paused || p->closed || p->next.out)
+        return;
+    grpc_call_details_destroy(&p->details);
+    grpc_call_details_init(&p->details);
+    grpc_metadata_array_destroy(&p->metadata);
+    grpc_metadata_array_init(&p->metadata);
+    p->next.out = true;
+    if (grpc_server_request_call(p->server, &p->call, &p->details, &p->metadata, hub.cq, hub.cq,
+                                 &p->next) != GRPC_CALL_OK)
+        p->next.out = false; /* it is shutting down */
+}
+
+static void greeted(void *owner, bool ok)
+{
+    (void)ok; /* the end tells */
+    free_when_quiet(owner);
+}
+
+static void refuse_call(struct rpc_port *p, grpc_status_code code, const char *why)
+{
+    grpc_call_cancel_with_status(p->call, code, why, NULL);
+    grpc_call_unref(p->call);
+}
+
+static void peer_name(grpc_call *call, char *out, size_t cap)
+{
+    char *peer = grpc_call_get_peer(call);
+    const char *from = strchr(peer, ':');
+
+    /* "ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711" */
+    snprintf(out, cap, "%s", from ? from + 1 : peer);
+    gpr_free(peer);
+}
+
+static void take_call(struct rpc_port *p)
+{
+    grpc_metadata mark = { .key = grpc_slice_from_static_string(MARK),
+                           .value = grpc_slice_from_static_string("1") };
+    grpc_op ops[2] = { { .op = GRPC_OP_SEND_INITIAL_METADATA },
+                       { .op = GRPC_OP_RECV_CLOSE_ON_SERVER } };
+    struct rpc_line *k;
+
+    if (grpc_slice_str_cmp(p->details.method, METHOD) != 0) {
+        refuse_call(p, GRPC_STATUS_UNIMPLEMENTED, "only " METHOD " is spoken here");
+        return;
+    }
+    if (hub_get(NULL) != FL_OK || !(k = line_create(p->loop, greeted))) {
+        refuse_call(p, GRPC_STATUS_RESOURCE_EXHAUSTED, "no memory");
+        return;
+    }
+    k->call = p->call;
+    k->up = true;
+    peer_name(k->call, k->k.peer, sizeof(k->k.peer));
+    ops[0].data.send_initial_metadata.count = 1;
+    ops[0].data.send_initial_metadata.metadata = &mark;
+    ops[1].data.recv_close_on_server.cancelled = &k->cancelled;
+    batch(k, &k->end, &ops[1], 1);
+    batch(k, &k->first, &ops[0], 1);
+    arm_recv(k);
+    p->p.arrived(p->p.arg, &k->k);
+}
+
+static void called(void *owner, bool ok)
+{
+    struct rpc_port *p = owner;
+
+    if (p->closed) {
+        if (ok)
+            refuse_call(p, GRPC_STATUS_UNAVAILABLE, "the server ends");
+        port_free(p);
+        return;
+    }
+    if (ok)
+        take_call(p);
+    next_call(p);
+}
+
+static void port_down(void *owner, bool ok)
+{
+    (void)ok;
+    port_free(owner);
+}
+
+static void rpc_close(struct wire_port *port)
+{
+    struct rpc_port *p = container_of(port, struct rpc_port, p);
+
+    p->closed = true;
+    fl_loop_hold(p->loop); /* until the streams that were accepted have ended, too */
+    p->down.out = true;
+    grpc_server_shutdown_and_notify(p->server, hub.cq, &p->down);
+}
+
+static void rpc_pause(struct wire_port *port, bool on)
+{
+    struct rpc_port *p = container_of(port, struct rpc_port, p);
+
+    p->paused = on;
+    next_call(p);
+}
+
+static enum fl_status rpc_listen(struct fl_loop *l, const struct stream_to *at, bool has_key,
+                                 void (*arrived)(void *arg, struct wire_line *k_take), void *arg,
+                                 struct wire_port **out, struct fl_err *err)
+{
+    static const struct wire_port_ops ops = { .close = rpc_close, .pause = rpc_pause };
+    grpc_server_credentials *creds;
+    char host[WIRE_HOST_MAX], bind_at[WIRE_HOST_MAX + 8];
+    struct wire_addrs a;
+    struct rpc_port *p;
+    uint16_t port;
+    int got;
+
+    FL_TRY(wire_target_split(at->target, host, &port, err));
+    FL_TRY(sock_probe(at, has_key, err)); /* gRPC says only that it failed, this says why */
+    FL_TRY(hub_get(err));
+    p = FL_FAULT("wire.port") ? NULL : calloc(1, sizeof(*p));
+    if (!p) {
+        hub_put();
+        return fl_fail(err, FL_EXHAUSTED, "no memory to listen at %s", at->target);
+    }
+    p->p = (struct wire_port){ .ops = &ops, .arrived = arrived, .arg = arg };
+    p->loop = l;
+    grpc_call_details_init(&p->details);
+    grpc_metadata_array_init(&p->metadata);
+    tag_init(&p->next, l, p, called);
+    tag_init(&p->down, l, p, port_down);
+    p->server = grpc_server_create(&args, NULL);
+    grpc_server_register_completion_queue(p->server, hub.cq, NULL);
+    (void)wire_addr_parse(host, port, &a); /* sock_probe has parsed it */
+    wire_addr_text(&a.a[0].u, bind_at, sizeof(bind_at));
+    creds = grpc_insecure_server_credentials_create();
+    got = FL_FAULT("wire.bind") ? 0 : grpc_server_add_http2_port(p->server, bind_at, creds);
+    grpc_server_credentials_release(creds);
+    grpc_server_start(p->server);
+    if (got <= 0) {
+        rpc_close(&p->p);
+        return fl_fail(err, FL_EXISTS, "%s is in use by another process: choose another one",
+                       at->target);
+    }
+    (void)wire_addr_parse(host, (uint16_t)got, &a);
+    wire_addr_text(&a.a[0].u, p->p.at, sizeof(p->p.at));
+    next_call(p);
+    *out = &p->p;
+    return FL_OK;
+}
+
+static const struct wire_carrier rpc_carrier = { .dial = rpc_dial, .listen = rpc_listen };
+const struct stream_ops stream_rpc = {
+    .name = "rpc",
+    .caps = 0,
+    .send = wire_send,
+    .close = wire_close,
+    .carrier = &rpc_carrier,
+};
