@@ -1,0 +1,179 @@
+"""Each edge cut once, in a real run: what fails, what holds, and the sentence that says so (DESIGN 9)."""
+import os
+import signal
+
+import harness
+from harness import place, wait_for
+from runs import Run
+
+FLAGS = ["--num-rollout=6", "--rollout-batch-size=8", "--n-samples-per-prompt=4", "--seed=7", "--save-interval=1"]
+
+
+def faulty(p, spec):
+    """The environment in which spec happens once, in whichever process meets it first."""
+    os.makedirs(f"{p.root}/faults", exist_ok=True)
+    return {"FURLONG_FAULT": spec, "FURLONG_FAULT_DIR": f"{p.root}/faults"}
+
+
+def happened(p):
+    return os.listdir(f"{p.root}/faults")
+
+
+def reference(p):
+    """The weights after every step of a run in which nothing fails."""
+    run = Run(p, *FLAGS, name="reference")
+    run.go()
+    return run.digests()
+
+
+def of(p, name):
+    return [pid for pid, cmd in p.processes() if cmd.split()[0].endswith(name)]
+
+
+def last_of_each(run):
+    """A step that was done again stands twice: the later one counts."""
+    return sorted({s["step"]: (s["step"], s["weights_version"], s["weights_digest"]) for s in run.steps()}.values())
+
+
+def whole_run_with(spec, *flags, words=()):
+    with place() as p:
+        run = Run(p, *FLAGS, *flags, env=faulty(p, spec))
+        r = run.go()
+        assert happened(p), f"{spec} was never met: {r}"
+        steps = [s["step"] for s in run.steps()]
+        assert sorted(set(steps)) == list(range(6)), (steps, str(r))
+        text = r.out + r.err
+        missing = [w for w in words if w not in text]
+        assert not missing, f"{missing} missing in: {r}"
+        assert p.left_behind() == []
+        return last_of_each(run)
+
+
+def test_engine_killed_in_the_middle_of_an_update():
+    whole_run_with("xfer.bucket:40=kill", words=["rollout 0", "signal 9"])
+
+
+def test_one_of_two_engines_killed_the_other_commits_and_the_new_one_is_filled():
+    whole_run_with("xfer.bucket:40=kill", "--rollout-num-gpus=2", words=["rollout"])
+
+
+def test_engine_stopped_in_the_middle_of_an_update():
+    whole_run_with("xfer.bucket:40=stop", "--rollout-num-gpus=2", "--update-timeout=3", words=["rollout"])
+
+
+def test_trainer_killed_in_the_middle_of_a_write():
+    with place() as p:
+        wanted = reference(p)
+        got = whole_run_with("trainer.write:3=kill", words=["trainer 0", "signal 9"])
+        assert got == wanted, (got, wanted)
+
+
+def test_driver_killed_between_verified_and_commit():
+    whole_run_with("xfer.commit:3=kill", words=["driver"])
+
+
+def test_keeper_killed():
+    with place() as p:
+        run = Run(p, *FLAGS)
+        sub = run.start()
+        run.wait_step(0)
+        engine = wait_for("the engine", lambda: of(p, "furlong-rollout"))[0]
+        with open(f"/proc/{engine}/stat", encoding="ascii") as f:
+            keeper = int(f.read().rsplit(")", 1)[1].split()[1])
+        os.kill(keeper, signal.SIGKILL)
+        out, err = sub.communicate(timeout=120 * harness.SLOW)
+        assert sub.returncode == 0, (out, err)
+        assert "keeper" in out + err, (out, err)
+        assert not harness.alive(engine)
+        assert p.left_behind() == []
+
+
+def test_daemon_killed_and_started_again_adopts():
+    with place() as p:
+        p.start_head("--num-gpus=2")
+        run = Run(p, "--num-rollout=12", *FLAGS[1:])
+        sub = run.start()
+        run.wait_step(1)
+        node, head = p.info("n")[0], p.info("h")[0]
+        workers = sorted(of(p, "furlong-rollout") + of(p, "furlong-trainer") + of(p, "furlong-driver"))
+        os.kill(node["pid"], signal.SIGKILL)
+        wait_for("the daemon's end", lambda: not harness.alive(node["pid"]))
+        p.furlong("start", f"--address={head['address']}", "--num-gpus=2", "--node-ip-address=127.0.0.1", check=0)
+        assert sorted(of(p, "furlong-rollout") + of(p, "furlong-trainer") + of(p, "furlong-driver")) == workers
+        out, err = sub.communicate(timeout=120 * harness.SLOW)
+        assert sub.returncode == 0, (out, err)
+        assert [s["step"] for s in run.steps()] == list(range(12))
+        p.furlong("stop", check=0)
+        assert p.left_behind() == []
+
+
+def test_head_killed_and_started_again_the_run_never_noticed():
+    with place() as p:
+        head = p.start_head("--num-gpus=2")
+        run = Run(p, "--num-rollout=12", *FLAGS[1:])
+        sub = run.start()
+        run.wait_step(1)
+        os.kill(head["pid"], signal.SIGKILL)
+        before = len(run.steps())
+        run.wait_step(before + 1)
+        port, http = head["address"].rsplit(":", 1)[1], head["http"].rsplit(":", 1)[1].rstrip("/")
+        p.spawn("furlong-head", "--node-ip-address=127.0.0.1", f"--port={port}", f"--dashboard-port={http}",
+                stdout=open(f"{p.root}/head2.log", "w"), stderr=open(f"{p.root}/head2.err", "w"))
+        out, err = sub.communicate(timeout=120 * harness.SLOW)
+        assert sub.returncode == 0, (out, err)
+        assert [s["step"] for s in run.steps()] == list(range(12))
+        job = p.furlong("job", "list", "--json", check=0).json()[0]
+        assert job["status"] == "SUCCEEDED", job
+        assert p.furlong("status", "--json").json()["term"] == head["term"] + 1
+
+
+def test_client_killed_the_job_goes_on():
+    with place() as p:
+        p.start_head("--num-gpus=2")
+        run = Run(p, *FLAGS)
+        sub = run.start()
+        run.wait_step(0)
+        sub.send_signal(signal.SIGKILL)
+        sub.communicate()
+        job = p.furlong("job", "list", "--json", check=0).json()[0]["submission_id"]
+        r = p.furlong("logs", "--follow", job, seconds=120)
+        assert r.code == 0, r
+        assert [s["step"] for s in run.steps()] == list(range(6))
+
+
+def test_ctrl_c_stops_the_job_and_leaves_nothing():
+    with place() as p:
+        run = Run(p, "--num-rollout=1000", *FLAGS[1:])
+        sub = run.start()
+        run.wait_step(0)
+        sub.send_signal(signal.SIGINT)
+        out, err = sub.communicate(timeout=60 * harness.SLOW)
+        assert sub.returncode not in (0, None), (sub.returncode, out, err)
+        assert "stopping job" in err, err
+        assert p.left_behind() == []
+
+
+def test_a_head_on_an_older_journal_harms_nothing():
+    import shutil
+    with place() as p:
+        head = p.start_head("--num-gpus=2")
+        shutil.copytree(f"{p.root}/s", f"{p.root}/old")
+        run = Run(p, "--num-rollout=12", *FLAGS[1:])
+        sub = run.start()
+        run.wait_step(1)
+        os.kill(head["pid"], signal.SIGKILL)
+        wait_for("the head's end", lambda: not harness.alive(head["pid"]))
+        port, http = head["address"].rsplit(":", 1)[1], head["http"].rsplit(":", 1)[1].rstrip("/")
+        p.spawn("furlong-head", "--node-ip-address=127.0.0.1", f"--port={port}", f"--dashboard-port={http}",
+                f"--state-dir={p.root}/old", stdout=open(f"{p.root}/head2.log", "w"), stderr=open(f"{p.root}/head2.err", "w"))
+        wait_for("work that the journal does not know, shown",
+                 lambda: [w for w in p.furlong("list", "workers", "--json").json() or [] if w["state"].lower() == "unknown"], 30)
+        with open(f"{p.root}/head2.err", encoding="utf-8") as f:
+            said = f.read()
+        assert "older" in said, said
+        assert of(p, "furlong-driver"), "the work runs on"
+        sub.kill()
+
+
+if __name__ == "__main__":
+    harness.main(dict(globals()))
