@@ -1,7 +1,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/job.h"
 #include "cli/table.h"
 #include "common/base/str.h"
 
