@@ -35,8 +35,8 @@ static uint16_t scarcest(const struct room *r, size_t node, const struct placeme
 
     for (size_t i = 0; i < b->n_wants; i++) {
         int64_t want = bundle_wants(b, b->wants[i].resource);
-        double times = want ? (double)room_has(r, node, b->wants[i].resource) / (double)want
-                            : __DBL_MAX__;
+        double times =
+            want ? (double)room_has(r, node, b->wants[i].resource) / (double)want : __DBL_MAX__;
 
         if (times < least) {
             least = times;
@@ -82,8 +82,7 @@ void explain_nodes(const struct room *free, const struct failed *f, struct place
 }
 
 /* What the nodes together have of a resource, or the best of them when one must hold all. */
-static int64_t has_of(const struct room *r, const struct failed *f, uint32_t resource,
-                      size_t *best)
+static int64_t has_of(const struct room *r, const struct failed *f, uint32_t resource, size_t *best)
 {
     const char *label;
     int64_t sum = 0, most = 0;
@@ -162,7 +161,8 @@ enum fl_status explain_text(const struct room *free, const struct room *empty,
         nodes_add(&nodes, r, f, k);
         if (never)
             return fl_fail(err, st, "%s: %s %s asked, %zu node%s %s %s%s", start, asked,
-                           snap->resources[k], snap->n_nodes, snap->n_nodes == 1 ? "" : "s together",
+                           snap->resources[k], snap->n_nodes,
+                           snap->n_nodes == 1 ? "" : "s together",
                            snap->n_nodes == 1 ? "has" : "have", has, list);
         return fl_fail(err, st, "%s: %s %s asked, %s free of %s on %zu node%s%s", start, asked,
                        snap->resources[k], has, all, snap->n_nodes, snap->n_nodes == 1 ? "" : "s",

@@ -53,8 +53,8 @@ static int64_t cpu_share(const struct placement_snapshot *snap, int cpu)
 }
 
 enum fl_status layout_request(const struct layout_flags *flags,
-                              const struct placement_snapshot *snap,
-                              struct placement_request **out, struct fl_err *err)
+                              const struct placement_snapshot *snap, struct placement_request **out,
+                              struct fl_err *err)
 {
     struct layout_derived derived[LAYOUT_DERIVED_MAX];
     struct layout_flags f;
@@ -131,8 +131,8 @@ static enum fl_status straddles(const struct assign *a, const struct layout_engi
                    "an engine part of %u GPUs (slots %u to %u) would lie on %s (%zu GPUs) and %s "
                    "(%zu GPUs): make the trainer's GPUs and each node's a multiple of %s, or give "
                    "--num-gpus-per-node %zu",
-                   e->n_slots, e->first_slot, e->first_slot + e->n_slots - 1, x->name,
-                   x->n_devices, z->name, z->n_devices, size_flag,
+                   e->n_slots, e->first_slot, e->first_slot + e->n_slots - 1, x->name, x->n_devices,
+                   z->name, z->n_devices, size_flag,
                    x->n_devices < z->n_devices ? x->n_devices : z->n_devices);
 }
 
@@ -156,10 +156,9 @@ static enum fl_status engines_assign(struct assign *a, uint32_t at, uint32_t gpu
                                      .eval = eval };
         for (uint32_t k = 1; k < part; k++)
             if (slot_at(a, first + k)->node != e->node)
-                return straddles(a, e, slot_at(a, first + k)->node,
-                                 eval ? "--eval-num-gpus-per-engine"
-                                      : "--rollout-num-gpus-per-engine",
-                                 err);
+                return straddles(
+                    a, e, slot_at(a, first + k)->node,
+                    eval ? "--eval-num-gpus-per-engine" : "--rollout-num-gpus-per-engine", err);
         /* slots are sorted, so those of one node follow each other */
         if (a->y->n_engines && e[-1].node == e->node)
             e->base_port = e[-1].base_port + PORTS_EACH;
@@ -213,8 +212,8 @@ static enum fl_status assign_all(struct assign *a, struct fl_err *err)
     y->n_actors = (size_t)f->actor_nodes * (size_t)f->actor_gpus_per_node;
     y->n_actors = y->n_actors < n ? y->n_actors : n;
     for (uint32_t r = 0; r < y->n_actors; r++)
-        a->actors[r] = (struct layout_rank){ r, slot_at(a, r)->node,
-                                             device_of(a->plan, a->sorted[r]) };
+        a->actors[r] =
+            (struct layout_rank){ r, slot_at(a, r)->node, device_of(a->plan, a->sorted[r]) };
     y->master_node = slot_at(a, 0)->node;
     y->master_port = LAYOUT_MASTER_PORT;
     if (f->debug_train_only)

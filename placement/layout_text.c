@@ -2,7 +2,11 @@
 
 #include <stdio.h>
 
-struct line { const char *role; uint32_t rank, first_slot, n_slots, node; char part[24]; };
+struct line {
+    const char *role;
+    uint32_t rank, first_slot, n_slots, node;
+    char part[24];
+};
 
 static void devices_add(struct fl_str *s, const struct layout *y,
                         const struct placement_snapshot *snap, const struct placement_plan *plan,
@@ -17,7 +21,9 @@ static void devices_add(struct fl_str *s, const struct layout *y,
     }
 }
 
-struct widths { int node, addr; };
+struct widths {
+    int node, addr;
+};
 
 static void line_add(struct fl_str *out, const struct layout *y,
                      const struct placement_snapshot *snap, const struct placement_plan *plan,
@@ -55,8 +61,12 @@ void layout_text(const struct layout *y, const struct placement_snapshot *snap,
                "address");
     for (int critic = 0; critic <= (y->flags.critic ? 1 : 0); critic++)
         for (size_t i = 0; i < y->n_actors; i++) {
-            struct line l = { critic ? "critic" : "trainer", (uint32_t)i, y->actors[i].slot, 1,
-                              y->actors[i].node, "" };
+            struct line l = { critic ? "critic" : "trainer",
+                              (uint32_t)i,
+                              y->actors[i].slot,
+                              1,
+                              y->actors[i].node,
+                              "" };
 
             line_add(out, y, snap, plan, &w, &l);
         }

@@ -81,8 +81,10 @@ static enum fl_status check_given(const struct layout_flags *f, struct fl_err *e
                            all[i].least, MOST);
     if (f->actor_nodes > 0 && f->actor_gpus_per_node > 0 &&
         (int64_t)f->actor_nodes * f->actor_gpus_per_node > MOST)
-        return fl_fail(err, FL_INVALID, "--actor-num-nodes %d x --actor-num-gpus-per-node %d: more "
-                       "than %d GPUs", f->actor_nodes, f->actor_gpus_per_node, MOST);
+        return fl_fail(err, FL_INVALID,
+                       "--actor-num-nodes %d x --actor-num-gpus-per-node %d: more "
+                       "than %d GPUs",
+                       f->actor_nodes, f->actor_gpus_per_node, MOST);
     if (f->debug_train_only && f->debug_rollout_only)
         return fl_fail(err, FL_INVALID,
                        "--debug-train-only and --debug-rollout-only: give one of them");
@@ -199,7 +201,8 @@ static enum fl_status rollout_only(struct resolver *r, struct fl_err *err)
 
     if (f->colocate && f->rollout_gpus < 0) {
         FL_TRY(trainer_everywhere(r, err));
-        derived(r, &f->rollout_gpus, "--rollout-num-gpus", actors(f), "the trainer's, by --colocate");
+        derived(r, &f->rollout_gpus, "--rollout-num-gpus", actors(f),
+                "the trainer's, by --colocate");
     } else {
         int32_t left = r->seen.total - f->eval_gpus, whole = left - left % f->gpus_per_engine;
 
@@ -227,8 +230,7 @@ static enum fl_status check_engines(const struct layout_flags *f, struct fl_err 
     } both[] = {
         { "--rollout-num-gpus", "--rollout-num-gpus-per-engine", f->rollout_gpus,
           f->gpus_per_engine },
-        { "--eval-num-gpus", "--eval-num-gpus-per-engine", f->eval_gpus,
-          f->gpus_per_eval_engine },
+        { "--eval-num-gpus", "--eval-num-gpus-per-engine", f->eval_gpus, f->gpus_per_eval_engine },
     };
 
     for (size_t i = 0; i < FL_LEN(both); i++) {

@@ -96,11 +96,11 @@ static bool in_list(const char *list, size_t len, const char *word)
 static bool label_holds(const char *must, const char *has)
 {
     bool not = *must == '!';
-    size_t len = strlen(must += not);
+    size_t len = strlen(must += not );
     bool in = len > 3 && memcmp(must, "in(", 3) == 0 && must[len - 1] == ')';
 
     if (!has)
-        return not;
+        return not ;
     return not != (in ? in_list(must + 3, len - 4, has) : strcmp(must, has) == 0);
 }
 

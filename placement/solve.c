@@ -16,7 +16,7 @@ struct solver {
     uint32_t *take; /* per node, of the kind in hand */
     uint32_t *fits;
     uint32_t *order;
-    int64_t *scratch; /* room of the largest node */
+    int64_t *scratch;            /* room of the largest node */
     struct placement_plan *plan; /* NULL: only whether it fits */
     const struct kind *stuck;
 };
@@ -122,7 +122,11 @@ static bool preferred(const struct solver *s, const struct placement_bundle *b, 
            memcmp(&b->node, &s->snap->nodes[node].who.id, sizeof(b->node)) == 0;
 }
 
-struct pack_order { const struct solver *s; const struct room *r; const struct placement_bundle *b; };
+struct pack_order {
+    const struct solver *s;
+    const struct room *r;
+    const struct placement_bundle *b;
+};
 
 /* The preferred node, then nodes that this request has opened, then those that take the most. */
 static int by_pack(const void *a, const void *b, void *arg)
@@ -250,9 +254,8 @@ static void kind_assign(struct solver *s, struct room *r, const struct kind *k)
         if (s->plan) {
             devices = s->plan->devices + s->plan->n_devices;
             for (uint32_t j = 0; j < n; j++) {
-                s->plan->slots[s->sorted[at++]] = (struct placement_slot){
-                    (uint32_t)i, (uint32_t)s->plan->n_devices, each
-                };
+                s->plan->slots[s->sorted[at++]] =
+                    (struct placement_slot){ (uint32_t)i, (uint32_t)s->plan->n_devices, each };
                 s->plan->n_devices += each;
             }
         }
@@ -270,12 +273,11 @@ static bool kinds_place(struct solver *s, struct room *r, size_t only)
 
         memset(s->take, 0, s->snap->n_nodes * sizeof(s->take[0]));
         for (size_t i = 0; i < s->snap->n_nodes; i++)
-            s->fits[i] = (only == SIZE_MAX || i == only) &&
-                                 !room_rule(r, i, kind->bundle, &label)
+            s->fits[i] = (only == SIZE_MAX || i == only) && !room_rule(r, i, kind->bundle, &label)
                              ? room_fits(r, i, kind->bundle)
                              : 0;
-        bool spread = s->req->strategy == PLACEMENT_SPREAD ||
-                      s->req->strategy == PLACEMENT_STRICT_SPREAD;
+        bool spread =
+            s->req->strategy == PLACEMENT_SPREAD || s->req->strategy == PLACEMENT_STRICT_SPREAD;
 
         if ((spread ? kind_spread(s, r, kind) : kind_pack(s, r, kind)) > 0) {
             s->stuck = kind;
@@ -310,7 +312,8 @@ static bool node_holds_all(struct solver *s, struct room *r, size_t node)
     return all;
 }
 
-/* One node for all: of those that can, the preferred one, else the one with the least devices free. */
+/* One node for all: of those that can, the preferred one, else the one with the least devices free.
+ */
 static bool strict_pack(struct solver *s, struct room *r)
 {
     size_t best = SIZE_MAX;
@@ -388,8 +391,8 @@ static enum fl_status check(const struct placement_snapshot *snap,
 {
     *n_devices = 0;
     if (req->n_bundles == 0 || req->n_bundles > BUNDLES_MAX)
-        return fl_fail(err, FL_INVALID, "%zu bundles asked, 1 to %d can be placed",
-                       req->n_bundles, BUNDLES_MAX);
+        return fl_fail(err, FL_INVALID, "%zu bundles asked, 1 to %d can be placed", req->n_bundles,
+                       BUNDLES_MAX);
     for (size_t i = 0; i < req->n_bundles; i++) {
         const struct placement_bundle *b = &req->bundles[i];
 

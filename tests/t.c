@@ -107,8 +107,7 @@ void t_refused_(const char *file, int line, const char *what, enum fl_status st,
         t_fail_(file, line, what, ": %s, not %s: %s", fl_status_name(st), fl_status_name(wanted),
                 err->text);
     if (err->status != wanted || !err->text[0] || strchr(err->text, '\n'))
-        t_fail_(file, line, what, ": err holds %s: \"%s\"", fl_status_name(err->status),
-                err->text);
+        t_fail_(file, line, what, ": err holds %s: \"%s\"", fl_status_name(err->status), err->text);
 }
 
 int t_open_fds(void)

@@ -44,8 +44,7 @@ static enum fl_status parse_one(const char *entry, struct fault *out, struct fl_
 
     if (!colon || !equals || equals < colon || colon == entry)
         return fl_fail(err, FL_INVALID, "fault \"%s\": write name:nth=fail, =kill or =stop", entry);
-    if ((size_t)(colon - entry) >= sizeof(out->name) ||
-        (size_t)(equals - colon) >= sizeof(number))
+    if ((size_t)(colon - entry) >= sizeof(out->name) || (size_t)(equals - colon) >= sizeof(number))
         return fl_fail(err, FL_INVALID, "fault \"%s\": name or number too long", entry);
     *out = (struct fault){ 0 };
     memcpy(out->name, entry, (size_t)(colon - entry));

@@ -121,8 +121,8 @@ static enum fl_status sync_parent(const char *path, struct fl_err *err)
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return fl_fail_errno(err, "open folder %s", dir);
-    enum fl_status st = fsync(fd) < 0 && errno != EINVAL ? fl_fail_errno(err, "sync folder %s", dir)
-                                                         : FL_OK;
+    enum fl_status st =
+        fsync(fd) < 0 && errno != EINVAL ? fl_fail_errno(err, "sync folder %s", dir) : FL_OK;
     close(fd);
     return st;
 }
@@ -196,8 +196,7 @@ static enum fl_status dir_empty(int dir_fd, unsigned depth, struct fl_err *err)
             continue;
         int fd = errno != EISDIR && errno != EPERM
                      ? -1
-                     : openat(dirfd(d), e->d_name,
-                              O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+                     : openat(dirfd(d), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0)
             st = fl_fail_errno(err, "remove %s", e->d_name);
         else if (depth >= TREE_DEPTH)

@@ -23,7 +23,8 @@ _Static_assert(EPOLLIN == POLLIN && EPOLLOUT == POLLOUT && EPOLLERR == POLLERR &
                    EPOLLHUP == POLLHUP && EPOLLPRI == POLLPRI && EPOLLRDHUP == POLLRDHUP,
                "poll's bits are epoll's");
 
-/* The loop whose turn runs on this thread: posting to it needs no wake, it looks before it sleeps. */
+/* The loop whose turn runs on this thread: posting to it needs no wake, it looks before it sleeps.
+ */
 static _Thread_local struct fl_loop *turning;
 
 uint64_t fl_clock_boot_ns(void)
@@ -212,8 +213,8 @@ void fl_task_cancel(struct fl_loop *l, struct fl_task *t)
     if (!atomic_load_explicit(&t->queued, memory_order_acquire))
         return;
     mailbox_take(l);
-    bool found = list_drop(&l->posted, t) || list_drop(&l->deferred, t) ||
-                 list_drop(&l->deferred_now, t);
+    bool found =
+        list_drop(&l->posted, t) || list_drop(&l->deferred, t) || list_drop(&l->deferred_now, t);
     assert(found); /* else another thread is posting it right now */
     (void)found;
     atomic_store_explicit(&t->queued, false, memory_order_release);
@@ -349,8 +350,8 @@ static int epoll_sleep(struct fl_loop *l, uint64_t ns)
 {
     if (!l->no_pwait2) {
         struct timespec ts = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
-        int n = epoll_pwait2(l->epoll_fd, l->events, LOOP_EVENTS, ns == UINT64_MAX ? NULL : &ts,
-                             NULL);
+        int n =
+            epoll_pwait2(l->epoll_fd, l->events, LOOP_EVENTS, ns == UINT64_MAX ? NULL : &ts, NULL);
 
         if (n >= 0 || errno != ENOSYS)
             return n;

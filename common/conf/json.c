@@ -97,9 +97,10 @@ enum fl_status fl_json_bad(const struct fl_json_at *at, const char *key, struct 
 static const char *type_name(const json_t *v)
 {
     static const char *const names[] = {
-        [JSON_OBJECT] = "an object",       [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
-        [JSON_INTEGER] = "a whole number", [JSON_REAL] = "a number",  [JSON_TRUE] = "true",
-        [JSON_FALSE] = "false",            [JSON_NULL] = "null",
+        [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array",
+        [JSON_STRING] = "a string",  [JSON_INTEGER] = "a whole number",
+        [JSON_REAL] = "a number",    [JSON_TRUE] = "true",
+        [JSON_FALSE] = "false",      [JSON_NULL] = "null",
     };
 
     return names[json_typeof(v)];
@@ -178,8 +179,8 @@ enum fl_status fl_json_text(const struct fl_json_at *at, const char *key, const 
     return FL_OK;
 }
 
-enum fl_status fl_json_object(const struct fl_json_at *at, const char *key,
-                              struct fl_json_at *out, struct fl_err *err)
+enum fl_status fl_json_object(const struct fl_json_at *at, const char *key, struct fl_json_at *out,
+                              struct fl_err *err)
 {
     const json_t *v = NULL;
 
@@ -287,8 +288,8 @@ enum fl_status fl_json_lines_next(struct fl_json_lines *r, json_t **out, struct 
     json_t *v = NULL;
     FL_TRY(fl_json_parse(r->line, len, r->where, r->max_bytes, &v, err));
     if (!json_is_object(v)) {
-        enum fl_status st = fl_fail(err, FL_INVALID, "%s: is %s, not an object", r->where,
-                                    type_name(v));
+        enum fl_status st =
+            fl_fail(err, FL_INVALID, "%s: is %s, not an object", r->where, type_name(v));
 
         json_decref(v);
         return st;

@@ -110,20 +110,29 @@ static void numbers_are_whole_or_refused(void **state)
         const char *text;
         bool good;
         int64_t value;
-    } ints[] = { { "7", true, 7 },    { "-7", true, -7 }, { "", false, 0 },
-                 { " 7", false, 0 },  { "7 ", false, 0 }, { "7x", false, 0 },
+    } ints[] = { { "7", true, 7 },    { "-7", true, -7 },  { "", false, 0 },
+                 { " 7", false, 0 },  { "7 ", false, 0 },  { "7x", false, 0 },
                  { "101", false, 0 }, { "-11", false, 0 }, { "99999999999999999999", false, 0 },
                  { "0x10", false, 0 } };
     static const struct row bytes[] = {
-        { "0", true, 0 },           { "512", true, 512 },
-        { "64k", true, 65536 },     { "64K", true, 65536 },
-        { "1KB", true, 1000 },      { "1KiB", true, 1024 },
-        { "512MiB", true, 512 << 20 }, { "1.5G", true, 3ll << 29 },
-        { "2TB", true, 2000000000000 }, { "10b", true, 10 },
-        { "1k5", false, 0 },        { "k", false, 0 },
-        { "-1", false, 0 },         { "1PiB", false, 0 },
-        { "1e30", false, 0 },       { "nan", false, 0 },
-        { "3TiB", false, 0 },       { "1iB", false, 0 },
+        { "0", true, 0 },
+        { "512", true, 512 },
+        { "64k", true, 65536 },
+        { "64K", true, 65536 },
+        { "1KB", true, 1000 },
+        { "1KiB", true, 1024 },
+        { "512MiB", true, 512 << 20 },
+        { "1.5G", true, 3ll << 29 },
+        { "2TB", true, 2000000000000 },
+        { "10b", true, 10 },
+        { "1k5", false, 0 },
+        { "k", false, 0 },
+        { "-1", false, 0 },
+        { "1PiB", false, 0 },
+        { "1e30", false, 0 },
+        { "nan", false, 0 },
+        { "3TiB", false, 0 },
+        { "1iB", false, 0 },
     };
     struct fl_err err = { 0 };
 
@@ -200,7 +209,8 @@ static void digests_are_the_standards(void **state)
         { "abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad" },
         { "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
           "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1" },
-        { "abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmnopqklmnopqrl"
+        { "abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmnopqklmnopqr"
+          "l"
           "mnopqrsmnopqrstnopqrstu",
           "cf5b16a778af8380036ce59e7b0492370b249b11e8f07a51afac45037afee9d1" },
     };
@@ -519,8 +529,8 @@ static void the_nth_time_fails(void **state)
     t_true(!FL_FAULT("x.c"));
     t_ok(fl_fault_set(NULL, &err), &err);
     t_true(!FL_FAULT("x.b"));
-    static const char *const bad[] = { "x", "x:1", "x:0=fail", "x:y=fail", ":1=fail", "x:1=boom",
-                                       "x=fail:1" };
+    static const char *const bad[] = { "x",       "x:1",      "x:0=fail", "x:y=fail",
+                                       ":1=fail", "x:1=boom", "x=fail:1" };
     for (size_t i = 0; i < FL_LEN(bad); i++) {
         t_refused(fl_fault_set(bad[i], &err), FL_INVALID, &err);
         t_has(err.text, bad[i]);

@@ -191,8 +191,8 @@ static void a_cancelled_task_does_not_run(void **state)
         }
         fl_loop_turn(l, 0);
         fl_loop_turn(l, 0);
-        t_true(!strchr(said, 'v') && strchr(said, 'k') && strchr(said, 'n'), "%s: %s",
-               rows[i].name, said);
+        t_true(!strchr(said, 'v') && strchr(said, 'k') && strchr(said, 'n'), "%s: %s", rows[i].name,
+               said);
         free(victim);
         fl_loop_destroy(l);
     }

@@ -4,7 +4,13 @@
 #include "common/conf/opt.h"
 #include "tests/t.h"
 
-struct flags { int64_t n; bool fast; double lr; uint64_t bytes; const char *model; };
+struct flags {
+    int64_t n;
+    bool fast;
+    double lr;
+    uint64_t bytes;
+    const char *model;
+};
 static const struct fl_opt table[] = {
     { FL_OPT_INT, "num-rollout", .env = "T_OPT_FILE_N", .fallback = "5", .min = 1, .max = 100,
       .at = offsetof(struct flags, n) },
@@ -30,8 +36,9 @@ static enum fl_status parse(const char *line_word, const char *text, struct flag
 
 static void a_file_counts_less_than_all_but_defaults(void **state)
 {
-    static const char text[] = "{\"num-rollout\": 9, \"fast\": true, \"lr\": 0.5, \"buffer\": \"8KiB\", "
-                               "\"model\": \"/m\", \"lr2\": null}";
+    static const char text[] =
+        "{\"num-rollout\": 9, \"fast\": true, \"lr\": 0.5, \"buffer\": \"8KiB\", "
+        "\"model\": \"/m\", \"lr2\": null}";
     struct fl_err err = { 0 };
     struct flags f;
     json_t *keep;
@@ -53,8 +60,11 @@ static void a_file_counts_less_than_all_but_defaults(void **state)
 
 static void what_is_wrong_in_a_file_is_named(void **state)
 {
-    static const struct row { const char *text, *says; } rows[] = {
-        { "{\"num-rolout\": 9}", "flags.json: unknown option --num-rolout; did you mean --num-rollout?" },
+    static const struct row {
+        const char *text, *says;
+    } rows[] = {
+        { "{\"num-rolout\": 9}",
+          "flags.json: unknown option --num-rolout; did you mean --num-rollout?" },
         { "{\"num-rollout\": 900}", "flags.json: --num-rollout: 900 is not between 1 and 100" },
         { "{\"num-rollout\": 1.5}", "--num-rollout: \"1.5\" is not a whole number" },
         { "{\"buffer\": 12}", "--buffer: 12 is less than 4096 bytes" },

@@ -64,9 +64,8 @@ static struct snap *snap_new(const struct snap_node *nodes)
         out->who.id.b[0] = (uint8_t)(n + 1);
         t_true(placement_addr_sort(x->addrs[n], out->addr_sort));
     }
-    x->s = (struct placement_snapshot){ .resources = snap_resources,
-                                        .nodes = x->nodes,
-                                        .n_resources = RES_N,
-                                        .n_nodes = n };
+    x->s = (struct placement_snapshot){
+        .resources = snap_resources, .nodes = x->nodes, .n_resources = RES_N, .n_nodes = n
+    };
     return x;
 }

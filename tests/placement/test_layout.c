@@ -1,9 +1,9 @@
 #include "tests/placement/snap.h"
 
-#define FLAGS(...)                                                                                \
-    {                                                                                             \
-        .actor_nodes = -1, .actor_gpus_per_node = -1, .rollout_gpus = -1, .gpus_per_engine = -1,  \
-        .gpus_per_node = -1, .eval_gpus = -1, .gpus_per_eval_engine = -1, __VA_ARGS__             \
+#define FLAGS(...)                                                                                 \
+    {                                                                                              \
+        .actor_nodes = -1, .actor_gpus_per_node = -1, .rollout_gpus = -1, .gpus_per_engine = -1,   \
+        .gpus_per_node = -1, .eval_gpus = -1, .gpus_per_eval_engine = -1, __VA_ARGS__              \
     }
 
 static const struct row {
@@ -226,15 +226,25 @@ static const struct row {
       FLAGS(.actor_gpus_per_node = 2, .rollout_gpus = 2, .gpus_per_engine = 4),
       FL_INVALID,
       "--rollout-num-gpus 2 holds no engine of --rollout-num-gpus-per-engine 4" },
-    { "no GPU anywhere", { { .cpus = 4 } }, FLAGS(.colocate = true), FL_INVALID,
+    { "no GPU anywhere",
+      { { .cpus = 4 } },
+      FLAGS(.colocate = true),
+      FL_INVALID,
       "none of 1 nodes has GPUs and takes work: start nodes with --num-gpus N" },
-    { "zero is no size", { { .gpus = 4 } }, FLAGS(.actor_nodes = 0), FL_INVALID,
+    { "zero is no size",
+      { { .gpus = 4 } },
+      FLAGS(.actor_nodes = 0),
+      FL_INVALID,
       "--actor-num-nodes 0: give 1 to 1048576" },
-    { "both debug modes", { { .gpus = 4 } },
-      FLAGS(.debug_train_only = true, .debug_rollout_only = true), FL_INVALID,
+    { "both debug modes",
+      { { .gpus = 4 } },
+      FLAGS(.debug_train_only = true, .debug_rollout_only = true),
+      FL_INVALID,
       "--debug-train-only and --debug-rollout-only: give one of them" },
-    { "absurd sizes do not overflow", { { .gpus = 4 } },
-      FLAGS(.actor_nodes = 1 << 20, .actor_gpus_per_node = 1 << 20), FL_INVALID,
+    { "absurd sizes do not overflow",
+      { { .gpus = 4 } },
+      FLAGS(.actor_nodes = 1 << 20, .actor_gpus_per_node = 1 << 20),
+      FL_INVALID,
       "more than 1048576 GPUs" },
 };
 
@@ -281,8 +291,8 @@ static void each_row_is_laid_out(void **state)
 static void ranks_ports_and_masters(void **state)
 {
     static const struct snap_node nodes[] = { { .gpus = 4, .busy = 0x3 }, { .gpus = 4 }, { 0 } };
-    struct layout_flags flags = FLAGS(.actor_nodes = 1, .actor_gpus_per_node = 2,
-                                      .rollout_gpus = 4, .gpus_per_engine = 1);
+    struct layout_flags flags =
+        FLAGS(.actor_nodes = 1, .actor_gpus_per_node = 2, .rollout_gpus = 4, .gpus_per_engine = 1);
     struct snap *x = snap_new(nodes);
     struct placement_request *req = NULL;
     struct placement_plan *plan = NULL;
@@ -345,7 +355,8 @@ static void random_runs_are_whole(void **state)
         struct fl_err err = { 0 }, again = { 0 };
 
         for (size_t i = 0, n = 1 + t_random(&seed) % 5; i < n; i++)
-            nodes[i] = (struct snap_node){ .gpus = (int)(t_random(&seed) % 9), .cpus = 16,
+            nodes[i] = (struct snap_node){ .gpus = (int)(t_random(&seed) % 9),
+                                           .cpus = 16,
                                            .busy = (int)(t_random(&seed) & t_random(&seed) & 15) };
         int32_t *const sizes[] = { &f.actor_nodes,     &f.actor_gpus_per_node, &f.rollout_gpus,
                                    &f.gpus_per_engine, &f.gpus_per_node,       &f.eval_gpus };

@@ -58,6 +58,7 @@ static const struct row {
     struct ask asks[4];
     enum fl_status wanted;
     const char *plan; /* or a part of the error */
+    /* clang-format off */
 } rows[] = {
     { "as few nodes as possible",
       { { .gpus = 2 }, { .gpus = 8 }, { .gpus = 4 } }, PLACEMENT_PACK,
@@ -149,6 +150,7 @@ static const struct row {
     { "nothing asked", { { .gpus = 1 } }, PLACEMENT_PACK, { { 0 } }, FL_INVALID,
       "0 bundles asked" },
 };
+/* clang-format on */
 
 static void each_row_is_solved(void **state)
 {
@@ -263,11 +265,11 @@ static void random_requests_hold(void **state)
                                            .busy = (int)(t_random(&seed) & t_random(&seed)),
                                            .off = t_random(&seed) % 8 == 0 };
         for (size_t i = 0, n = 1 + t_random(&seed) % 3; i < n; i++)
-            asks[i] = (struct ask){ .n = 1 + (unsigned)(t_random(&seed) % 8),
-                                    .gpu = t_random(&seed) % 2
-                                               ? (int64_t)(t_random(&seed) % 4) * ONE
-                                               : (int64_t)(t_random(&seed) % ONE),
-                                    .cpu = (int64_t)(t_random(&seed) % 20000) };
+            asks[i] =
+                (struct ask){ .n = 1 + (unsigned)(t_random(&seed) % 8),
+                              .gpu = t_random(&seed) % 2 ? (int64_t)(t_random(&seed) % 4) * ONE
+                                                         : (int64_t)(t_random(&seed) % ONE),
+                              .cpu = (int64_t)(t_random(&seed) % 20000) };
         struct snap *x = snap_new(nodes);
         struct asked *a = asked_new((enum placement_strategy)(t_random(&seed) % 4), asks);
         struct placement_plan *p = NULL, *again = NULL;
@@ -281,8 +283,8 @@ static void random_requests_hold(void **state)
         if (st == FL_OK) {
             check_plan(x, a, p, round);
             t_mem_eq(p->slots, again->slots, p->n_slots * sizeof(p->slots[0]), "round %d", round);
-            t_mem_eq(p->devices, again->devices, p->n_devices * sizeof(p->devices[0]),
-                     "round %d", round);
+            t_mem_eq(p->devices, again->devices, p->n_devices * sizeof(p->devices[0]), "round %d",
+                     round);
         } else {
             t_refused(st, st == FL_INVALID ? FL_INVALID : FL_EXHAUSTED, &err);
             t_int_eq(n_why, x->s.n_nodes, "round %d", round);
@@ -296,7 +298,8 @@ static void random_requests_hold(void **state)
            "ok %u, never %u, not now %u", ends[FL_OK], ends[FL_INVALID], ends[FL_EXHAUSTED]);
 }
 
-/* 10,000 nodes of 8. The time is processor time of this thread, so a busy machine does not fail it. */
+/* 10,000 nodes of 8. The time is processor time of this thread, so a busy machine does not fail it.
+ */
 static void ten_thousand_nodes_are_planned(void **state)
 {
     enum { NODES = 10000, WIDE = 8 };
@@ -305,17 +308,23 @@ static void ten_thousand_nodes_are_planned(void **state)
     struct placement_device *devices = calloc(WIDE, sizeof(*devices));
     struct placement_bundle *bundles = calloc(NODES * WIDE, sizeof(*bundles));
     struct fl_amount all = { 0, WIDE * ONE }, want = { 0, ONE };
-    struct placement_snapshot s = { .resources = names, .nodes = nodes, .n_resources = 1,
-                                    .n_nodes = NODES };
+    struct placement_snapshot s = {
+        .resources = names, .nodes = nodes, .n_resources = 1, .n_nodes = NODES
+    };
     struct timespec start, end;
 
     (void)state;
     for (size_t d = 0; d < WIDE; d++)
         devices[d] = (struct placement_device){ .id = "0", .free_e4 = ONE };
     for (size_t i = 0; i < NODES; i++) {
-        nodes[i] = (struct placement_node){ .name = "n", .addr = "10.0.0.1", .takes_work = true,
-                                            .total = &all, .free = &all, .devices = devices,
-                                            .n_amounts = 1, .n_devices = WIDE };
+        nodes[i] = (struct placement_node){ .name = "n",
+                                            .addr = "10.0.0.1",
+                                            .takes_work = true,
+                                            .total = &all,
+                                            .free = &all,
+                                            .devices = devices,
+                                            .n_amounts = 1,
+                                            .n_devices = WIDE };
         memcpy(&nodes[i].who.id, &i, sizeof(i));
     }
     for (size_t i = 0; i < NODES * WIDE; i++)
@@ -328,8 +337,8 @@ static void ten_thousand_nodes_are_planned(void **state)
         clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
         t_ok(placement_solve(&s, &req, &p, NULL, NULL, &err), &err);
         clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
-        double took = (double)(end.tv_sec - start.tv_sec) +
-                      (double)(end.tv_nsec - start.tv_nsec) / 1e9;
+        double took =
+            (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) / 1e9;
 
         t_int_eq(p->n_devices, NODES * WIDE);
         printf("# %d nodes of %d, strategy %d: %.3f s\n", NODES, WIDE, how, took);
