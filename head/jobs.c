@@ -1,0 +1,391 @@
+#include <inttypes.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "common/base/log.h"
+#include "head/state.h"
+
+enum { LAST_LINES = 10, LAST_BYTES = 20000 };
+
+const char *job_status_name(Fl__JobStatus s)
+{
+    static const char *const names[] = { "PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED" };
+
+    return (unsigned)s < FL_LEN(names) ? names[s] : "?";
+}
+
+static uint64_t wall_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t); /* shown to people; nothing is decided by it */
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+struct seat *job_driver(struct job *j)
+{
+    return j->rec->has_driver ? seat_of(j->head, &j->rec->driver) : NULL;
+}
+
+/* ---- submitting ------------------------------------------------------------------------------- */
+
+static enum fl_status make_name(char out[64], struct fl_err *err)
+{
+    static const char letters[] = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ123456789";
+    uint8_t r[16];
+
+    FL_TRY(fl_random(r, sizeof(r), err));
+    strcpy(out, "raysubmit_");
+    for (size_t i = 0; i < sizeof(r); i++)
+        out[10 + i] = letters[r[i] % (sizeof(letters) - 1)];
+    out[26] = '\0';
+    return FL_OK;
+}
+
+static enum fl_status check_name(struct head *h, const char *name, struct fl_err *err)
+{
+    if (name[0] == '\0' || name[0] == '.' || strlen(name) > 63 ||
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") != strlen(name))
+        return fl_fail(err, FL_INVALID, "submission_id \"%.80s\" must have 1 to 63 letters, digits, "
+                                        "'_', '-' or '.', and not begin with '.'", name);
+    if (job_named(h, name))
+        return fl_fail(err, FL_EXISTS, "Job with submission_id %s already exists. Please use a "
+                                       "different submission_id.", name);
+    return FL_OK;
+}
+
+enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct after *then,
+                          char submission_id[64], struct fl_err *err)
+{
+    Fl__JobRec rec = FL__JOB_REC__INIT;
+    uint32_t number = (uint32_t)(h->next_job ? h->next_job : 1);
+    uint8_t id[4] = { (uint8_t)(number >> 24), (uint8_t)(number >> 16), (uint8_t)(number >> 8), (uint8_t)number };
+    uint8_t key[32];
+    enum fl_status st = FL_OK;
+
+    if (h->state == HEAD_ENDING)
+        st = fl_fail(err, FL_CANCELLED, "this cluster is being shut down");
+    if (st == FL_OK)
+        st = journal_accepts(h->journal, err);
+    if (st == FL_OK && HASH_CNT(hh, h->jobs) - h->n_jobs_over >= HEAD_JOBS_LIVE)
+        st = fl_fail(err, FL_EXHAUSTED, "%d jobs wait or run already, which is the most", HEAD_JOBS_LIVE);
+    if (st == FL_OK && !ask->submission_id)
+        st = make_name(submission_id, err);
+    else if (st == FL_OK && (st = check_name(h, ask->submission_id, err)) == FL_OK)
+        (void)fl_copy(submission_id, 64, ask->submission_id);
+    if (st == FL_OK)
+        st = fl_random(key, sizeof(key), err);
+    if (st != FL_OK) {
+        free(then);
+        return st;
+    }
+    rec.id = BYTES_OF(id);
+    rec.submission_id = submission_id;
+    rec.entrypoint = (char *)(uintptr_t)ask->entrypoint;
+    rec.status = FL__JOB_STATUS__JOB_PENDING;
+    rec.key = BYTES_OF(key);
+    rec.metadata = (char *)(uintptr_t)ask->metadata;
+    rec.runtime_env = (char *)(uintptr_t)ask->runtime_env;
+    rec.env = (Fl__EnvVar **)(uintptr_t)ask->env;
+    rec.n_env = ask->n_env;
+    rec.cwd = (char *)(uintptr_t)ask->cwd;
+    rec.run_dir = (char *)(uintptr_t)ask->run_dir;
+    rec.has_driver_restarts = rec.has_attempt = rec.has_start_ms = true;
+    rec.driver_restarts = ask->driver_restarts;
+    rec.attempt = 1;
+    rec.start_ms = wall_ms();
+    rec.wants = (Fl__Amount **)(uintptr_t)ask->wants;
+    rec.n_wants = ask->n_wants;
+    st = head_record(h, REC_JOB, &rec, then, err);
+    explicit_bzero(key, sizeof(key));
+    FL_TRY(st);
+    h->had_jobs = true;
+    fl_metric_add(h->count.submitted, 1);
+    fl_info("job submitted job=%s", submission_id);
+    head_kick(h);
+    return FL_OK;
+}
+
+enum fl_status job_stop(struct head *h, struct job *j, struct after *then, bool *live,
+                        struct fl_err *err)
+{
+    Fl__JobRec rec = *j->rec;
+
+    *live = !job_over(j);
+    if (!*live || j->rec->stop_asked) {
+        if (then)
+            head_after(then);
+        return FL_OK;
+    }
+    rec.has_stop_asked = rec.stop_asked = true;
+    FL_TRY(head_record(h, REC_JOB, &rec, then, err));
+    fl_info("job is to stop job=%s", j->rec->submission_id);
+    head_kick(h);
+    return FL_OK;
+}
+
+/* ---- ending ----------------------------------------------------------------------------------- */
+
+static void finish(struct job *j, Fl__JobStatus status, const int32_t *exit_code, const char *error_type,
+                   const char *message)
+{
+    Fl__JobRec rec = *j->rec;
+    struct fl_err err;
+
+    rec.status = status;
+    rec.has_end_ms = true;
+    rec.end_ms = wall_ms();
+    rec.has_exit_code = exit_code != NULL;
+    rec.exit_code = exit_code ? *exit_code : 0;
+    rec.error_type = (char *)(uintptr_t)error_type;
+    rec.message = (char *)(uintptr_t)message;
+    if (head_record(j->head, REC_JOB, &rec, NULL, &err) != FL_OK)
+        return; /* what leads here is still so at the next turn */
+    fl_info("job ended job=%s status=%s exit_code=%d", j->rec->submission_id, job_status_name(status),
+            exit_code ? *exit_code : -1);
+    followers_wake(j);
+    head_kick(j->head);
+}
+
+static void fail_with_log(struct job *j, const Fl__Exit *x)
+{
+    struct fl_str text = FL_STR_HEAP(LAST_BYTES + 512);
+    int32_t code = x->cause == EXIT_EXITED ? x->code : x->signal ? 128 + x->signal : 1;
+    const char *type = "JOB_ENTRYPOINT_COMMAND_ERROR";
+
+    if (x->cause == EXIT_FENCED || x->cause == EXIT_KEEPER_LOST) {
+        fl_str_add(&text, "Job supervisor actor died: %s", x->why ? x->why : "how is not known");
+        type = "JOB_SUPERVISOR_ACTOR_DIED";
+    } else if (x->cause == EXIT_EXEC_FAILED) {
+        fl_str_add(&text, "%s", x->why ? x->why : "the entrypoint could not be started");
+        type = "JOB_ENTRYPOINT_COMMAND_START_ERROR";
+    } else {
+        struct fl_str last = FL_STR_HEAP(LAST_BYTES);
+
+        joblog_tail(j, &last, LAST_LINES);
+        fl_str_add(&text, "Job entrypoint command failed with exit code %d", code);
+        if (last.len)
+            fl_str_add(&text, ", last available logs (truncated to 20,000 chars):\n%s", fl_str_text(&last));
+        else
+            fl_str_add(&text, ". No logs available.");
+        if (x->cause != EXIT_EXITED && x->why)
+            fl_str_add(&text, "\n%s", x->why);
+        fl_str_fini(&last);
+    }
+    finish(j, FL__JOB_STATUS__JOB_FAILED, &code, type, fl_str_text(&text));
+    fl_str_fini(&text);
+}
+
+static void driver_again(struct job *j, struct seat *d)
+{
+    Fl__JobRec rec = *j->rec;
+    struct head *h = j->head;
+    uint32_t n = j->rec->attempt > 0 ? j->rec->attempt - 1 : 0;
+    uint64_t wait_ms = (uint64_t)HEAD_DRIVER_BACKOFF_MS << (n < 10 ? n : 10);
+    struct fl_err err;
+
+    if (wait_ms > HEAD_DRIVER_BACKOFF_MAX_MS)
+        wait_ms = HEAD_DRIVER_BACKOFF_MAX_MS;
+    rec.attempt = j->rec->attempt + 1;
+    if (head_record(h, REC_JOB, &rec, NULL, &err) != FL_OK || seat_again(d, true, &err) != FL_OK)
+        return;
+    d->ready_ns = fl_loop_now_ns(h->loop) + wait_ms * 1000000;
+    fl_metric_add(h->count.restarts, 1);
+    fl_info("driver starts again job=%s attempt=%u of=%u in_ms=%" PRIu64, j->rec->submission_id,
+            j->rec->attempt, j->rec->driver_restarts + 1, wait_ms);
+    head_kick(h);
+}
+
+static void driver_over(struct job *j, struct seat *d)
+{
+    const Fl__Exit *x = d->rec->exit;
+    int32_t ok = 0;
+
+    if (j->rec->stop_asked)
+        finish(j, FL__JOB_STATUS__JOB_STOPPED, NULL, NULL, "Job was intentionally stopped.");
+    else if (x && x->cause == EXIT_EXITED && x->code == 0)
+        finish(j, FL__JOB_STATUS__JOB_SUCCEEDED, &ok, NULL, "Job finished successfully.");
+    else if (d->rec->restarts < j->rec->driver_restarts && !j->head->foreign_to)
+        driver_again(j, d);
+    else if (x)
+        fail_with_log(j, x);
+}
+
+/* Its workers are stopped by seats.c as soon as it is over; here its groups, and the last word. */
+static void clean(struct head *h, struct job *j)
+{
+    Fl__JobRec rec = *j->rec;
+    struct group *g, *gtmp;
+    struct seat *s, *stmp;
+    struct fl_err err;
+    bool none = true;
+
+    HASH_ITER(hh, h->groups, g, gtmp) {
+        if (g->job != j)
+            continue;
+        none = false;
+        if (g->rec->state != FL__GROUP_STATE__GROUP_ENDING)
+            (void)group_end(h, g, NULL, &err);
+    }
+    HASH_ITER(hh, h->seats, s, stmp)
+        none &= s->job != j || (s->rec->state == FL__SEAT_STATE__SEAT_CLOSED && !s->rec->ending);
+    if (!none)
+        return;
+    rec.has_cleaned = rec.cleaned = true;
+    if (head_record(h, REC_JOB, &rec, NULL, &err) == FL_OK)
+        head_kick(h);
+}
+
+/* ---- starting --------------------------------------------------------------------------------- */
+
+static void say_waiting(struct job *j)
+{
+    Fl__JobRec rec = *j->rec;
+    struct fl_err err;
+
+    rec.message = "Job has not started yet. It may be waiting for resources (CPUs, GPUs, memory, "
+                  "custom resources) to become available.";
+    if (!j->rec->message || strcmp(j->rec->message, rec.message) != 0)
+        (void)head_record(j->head, REC_JOB, &rec, NULL, &err); /* words only */
+}
+
+/* True when the driver's own resources are there, or it asked for none. */
+static bool has_room(struct head *h, struct job *j)
+{
+    struct group *g = j->rec->has_group ? group_of(h, &j->rec->group) : NULL;
+    Fl__BundleRec bundle = FL__BUNDLE_REC__INIT, *bundles = &bundle;
+    Fl__GroupRec like = FL__GROUP_REC__INIT;
+    Fl__JobRec rec = *j->rec;
+    struct fl_err err;
+
+    if (!j->rec->n_wants)
+        return true;
+    if (g)
+        return g->rec->state == FL__GROUP_STATE__GROUP_PLACED && !bundle_lost(g->rec);
+    bundle.wants = j->rec->wants;
+    bundle.n_wants = j->rec->n_wants;
+    like.bundles = &bundles;
+    like.n_bundles = 1;
+    like.has_driver = like.driver = true;
+    like.has_strategy = true;
+    like.strategy = PLACEMENT_PACK;
+    if (group_make(h, j, &like, &g, &err) != FL_OK)
+        return false;
+    rec.has_group = true;
+    rec.group = g->rec->id;
+    (void)head_record(h, REC_JOB, &rec, NULL, &err);
+    return false;
+}
+
+static void make_driver(struct head *h, struct job *j)
+{
+    Fl__JobRec rec = *j->rec;
+    struct fl_worker_id id;
+    struct fl_err err;
+
+    if (!has_room(h, j)) {
+        say_waiting(j);
+        return;
+    }
+    if (!j->rec->has_driver) { /* the id first: two seats could otherwise come of one failure */
+        if (fl_random(&id, sizeof(id), &err) != FL_OK)
+            return;
+        rec = *j->rec;
+        rec.has_driver = true;
+        rec.driver = BYTES_OF(id);
+        if (head_record(h, REC_JOB, &rec, NULL, &err) != FL_OK)
+            return;
+    }
+    memcpy(&id, j->rec->driver.data, sizeof(id));
+    if (seat_make(h, j, NULL, "driver", 0, 1, &id, &err) == FL_OK)
+        head_kick(h);
+}
+
+static void say_running(struct job *j, struct seat *d)
+{
+    Fl__JobRec rec = *j->rec;
+    struct node *n = seat_node(d);
+    char id[2 * sizeof(struct fl_node_id) + 1] = "";
+    struct fl_err err;
+
+    rec.status = FL__JOB_STATUS__JOB_RUNNING;
+    rec.message = "Job is currently running.";
+    if (n) {
+        FL_HEX(n->id, id);
+        rec.driver_node = id;
+        rec.driver_address = n->rec->address;
+    }
+    rec.has_driver_pid = d->pid != 0;
+    rec.driver_pid = d->pid;
+    if (head_record(j->head, REC_JOB, &rec, NULL, &err) == FL_OK)
+        followers_wake(j);
+}
+
+static void settle(struct head *h, struct job *j)
+{
+    struct seat *d = job_driver(j);
+    bool idle = !d || d->rec->state == FL__SEAT_STATE__SEAT_CLOSED ||
+                (d->rec->state == FL__SEAT_STATE__SEAT_WAITING && !d->rec->ending);
+
+    if (job_over(j)) {
+        if (!j->rec->cleaned)
+            clean(h, j);
+    } else if (j->rec->stop_asked && idle) {
+        finish(j, FL__JOB_STATUS__JOB_STOPPED, NULL, NULL, "Job was intentionally stopped.");
+    } else if (!d) {
+        if (h->state == HEAD_READY)
+            make_driver(h, j);
+    } else if (d->rec->state == FL__SEAT_STATE__SEAT_OVER) {
+        driver_over(j, d);
+    } else if (d->rec->state == FL__SEAT_STATE__SEAT_LIVE && d->started &&
+               j->rec->status == FL__JOB_STATUS__JOB_PENDING) {
+        say_running(j, d);
+    }
+}
+
+void jobs_settle(struct head *h)
+{
+    struct job *j, *tmp;
+
+    HASH_ITER(hh, h->jobs, j, tmp)
+        settle(h, j);
+    job_forget_old(h);
+}
+
+/* ---- the past --------------------------------------------------------------------------------- */
+
+/* Whether they ran under the later head is not known, and running them twice would do harm. */
+void jobs_after_older(struct head *h)
+{
+    struct job *j, *tmp;
+
+    HASH_ITER(hh, h->jobs, j, tmp)
+        if (j->replayed && !job_over(j) && !j->rec->has_driver)
+            finish(j, FL__JOB_STATUS__JOB_FAILED, NULL, "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
+                   "Not started: this head's journal is older than the cluster, and the job may have "
+                   "run already; submit it again if it has not.");
+}
+
+void job_forget_old(struct head *h)
+{
+    Fl__GoneRec rec = FL__GONE_REC__INIT;
+    struct job *j, *tmp, *oldest = NULL;
+    char name[64];
+    struct fl_err err;
+
+    if (h->n_jobs_over <= HEAD_JOBS_KEPT)
+        return;
+    HASH_ITER(hh, h->jobs, j, tmp)
+        if (job_over(j) && j->rec->cleaned && !j->followers) {
+            oldest = j; /* the table keeps the order of submission */
+            break;
+        }
+    if (!oldest)
+        return;
+    ProtobufCBinaryData id = oldest->rec->id;
+    (void)FL_COPY(name, oldest->rec->submission_id);
+    rec.jobs = &id;
+    rec.n_jobs = 1;
+    if (head_record(h, REC_GONE, &rec, NULL, &err) == FL_OK)
+        joblog_remove(h, name);
+}

@@ -1,0 +1,151 @@
+#include <inttypes.h>
+
+#include "common/base/log.h"
+#include "head/state.h"
+
+static const char *const state_names[NODE_STATES] = { "JOINING", "READY", "SUSPECT", "LOST", "LEFT" };
+static const char *const event_names[] = { "join", "joined", "beat", "cut", "silent", "expired", "left" };
+
+const char *node_state_name(enum node_state s)
+{
+    return s < NODE_STATES ? state_names[s] : "?";
+}
+
+static void offer(struct node *n)
+{
+    n->reported = true;
+    head_resources_changed(n->head);
+}
+
+static void hold(struct node *n)
+{
+    head_resources_changed(n->head); /* less than before: what waits hears another reason */
+}
+
+static void drop(struct node *n)
+{
+    if (n->up)
+        uplink_close(n->up, FL_STALE, "fenced: silent for too long");
+    head_resources_changed(n->head);
+}
+
+static void leave(struct node *n)
+{
+    head_resources_changed(n->head);
+}
+
+/* clang-format off */
+const struct node_edge node_edges[] = { /* from, on, to, action */
+    { NODE_LOST,    NODE_EV_JOIN,    NODE_JOINING, NULL  },
+    { NODE_GONE,    NODE_EV_JOIN,    NODE_JOINING, NULL  },
+    { NODE_SUSPECT, NODE_EV_JOIN,    NODE_JOINING, NULL  },
+    { NODE_READY,   NODE_EV_JOIN,    NODE_JOINING, hold  }, /* a new stream before the old one ended */
+    { NODE_JOINING, NODE_EV_JOINED,  NODE_READY,   offer },
+    { NODE_JOINING, NODE_EV_CUT,     NODE_SUSPECT, NULL  },
+    { NODE_JOINING, NODE_EV_EXPIRED, NODE_LOST,    drop  },
+    { NODE_JOINING, NODE_EV_LEFT,    NODE_GONE,    leave },
+    { NODE_READY,   NODE_EV_CUT,     NODE_SUSPECT, hold  },
+    { NODE_READY,   NODE_EV_SILENT,  NODE_SUSPECT, hold  },
+    { NODE_READY,   NODE_EV_EXPIRED, NODE_LOST,    drop  }, /* swept so late that both came at once */
+    { NODE_READY,   NODE_EV_LEFT,    NODE_GONE,    leave },
+    { NODE_SUSPECT, NODE_EV_BEAT,    NODE_READY,   offer },
+    { NODE_SUSPECT, NODE_EV_EXPIRED, NODE_LOST,    drop  },
+    { NODE_SUSPECT, NODE_EV_LEFT,    NODE_GONE,    leave },
+};
+/* clang-format on */
+const size_t node_edges_n = FL_LEN(node_edges);
+
+bool node_event(struct node *n, enum node_event ev)
+{
+    for (size_t i = 0; i < node_edges_n; i++) {
+        const struct node_edge *e = &node_edges[i];
+
+        if (e->from != n->state || e->on != ev)
+            continue;
+        if (e->to == NODE_READY || e->to == NODE_LOST || e->to == NODE_GONE)
+            fl_info("node %s node=%s address=%s was=%s on=%s", e->to == NODE_READY ? "ready" : e->to == NODE_LOST ? "lost" : "left",
+                    n->rec->name, n->rec->address, state_names[e->from], event_names[ev]);
+        n->state = e->to;
+        if (e->act)
+            e->act(n);
+        head_kick(n->head);
+        return true;
+    }
+    return false;
+}
+
+void nodes_await(struct head *h)
+{
+    struct node *n, *tmp;
+
+    HASH_ITER(hh, h->nodes, n, tmp) {
+        n->reported = false;
+        n->beat_ns = fl_loop_now_ns(h->loop);
+        n->state = n->rec->fate == FL__NODE_FATE__NODE_IN     ? NODE_SUSPECT
+                   : n->rec->fate == FL__NODE_FATE__NODE_LEFT ? NODE_GONE
+                                                              : NODE_LOST;
+    }
+}
+
+bool nodes_all_in(struct head *h)
+{
+    struct node *n, *tmp;
+
+    HASH_ITER(hh, h->nodes, n, tmp)
+        if (n->rec->fate == FL__NODE_FATE__NODE_IN && !n->reported)
+            return false;
+    return true;
+}
+
+/* Once: the record is what frees its leases and ends its seats. */
+static void fence(struct node *n, uint64_t silent_ms)
+{
+    Fl__NodeRec rec = *n->rec;
+    struct fl_err err;
+    char why[128];
+
+    snprintf(why, sizeof(why), "was silent for %" PRIu64 " ms and is fenced", silent_ms);
+    rec.has_fate = true;
+    rec.fate = FL__NODE_FATE__NODE_FENCED;
+    rec.why = why;
+    if (head_record(n->head, REC_NODE, &rec, NULL, &err) != FL_OK) {
+        fl_warn("node cannot be fenced yet node=%s why=\"%s\"", n->rec->name, err.text);
+        return;
+    }
+    fl_metric_add(n->head->count.fenced, 1);
+    fl_warn("node fenced node=%s address=%s silent_ms=%" PRIu64, n->rec->name, n->rec->address,
+            silent_ms);
+    node_event(n, NODE_EV_EXPIRED);
+}
+
+/* A head that was itself stopped or suspended saw no beat meanwhile, and nobody is to blame: what
+ * it was late by is taken off everybody's silence. */
+static uint64_t own_absence(struct head *h, uint64_t now_ns)
+{
+    uint64_t since = now_ns - h->swept_ns, usual = (uint64_t)h->cfg.beat_ms * 2 * 1000000;
+    uint64_t late = h->swept_ns && since > usual ? since : 0;
+
+    if (late)
+        fl_warn("head was away itself ms=%" PRIu64 " nodes get that time again", late / 1000000);
+    h->swept_ns = now_ns;
+    return late;
+}
+
+void nodes_sweep(struct head *h, uint64_t now_ns)
+{
+    uint64_t absent = own_absence(h, now_ns);
+    struct node *n, *tmp;
+
+    HASH_ITER(hh, h->nodes, n, tmp) {
+        if (n->rec->fate != FL__NODE_FATE__NODE_IN)
+            continue;
+        n->beat_ns += absent;
+        if (n->beat_ns > now_ns)
+            n->beat_ns = now_ns;
+        uint64_t silent_ms = (now_ns - n->beat_ns) / 1000000;
+        if (silent_ms >= h->cfg.silent_ms)
+            fence(n, silent_ms);
+        else if (silent_ms >= 3u * h->cfg.beat_ms)
+            node_event(n, NODE_EV_SILENT);
+    }
+}

@@ -1,0 +1,394 @@
+#include <stdlib.h>
+
+#include "common/base/log.h"
+#include "head/state.h"
+
+struct uplink {
+    struct uplink *prev, *next;
+    struct head *head;
+    struct call_peer *peer;
+    struct fl_node_ref who;
+    struct node *node; /* once it has joined on this stream */
+    bool open;
+};
+
+/* ---- answering -------------------------------------------------------------------------------- */
+
+void reply_empty(struct call_req *req)
+{
+    if (req)
+        call_reply(req, (struct fl_bytes){ 0 }, (struct fl_bytes){ 0 });
+}
+
+void reply_msg(struct call_req *req, const void *msg)
+{
+    struct fl_str buf = FL_STR_HEAP(WIRE_MAX_BODY);
+
+    call_reply(req, pack_msg(msg, &buf), (struct fl_bytes){ 0 });
+    fl_str_fini(&buf);
+}
+
+void reply_refuse(struct call_req *req, enum fl_status st, const char *fmt, ...)
+{
+    struct fl_err err;
+    char text[sizeof(err.text)];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    fl_fail(&err, st, "%s", text);
+    if (req)
+        call_fail(req, &err);
+}
+
+/* ---- what a daemon says ----------------------------------------------------------------------- */
+
+/* The decoded body, or the request is refused. */
+static void *decode(struct call_req *req, const struct wire_msg *m,
+                    const ProtobufCMessageDescriptor *d)
+{
+    void *msg = protobuf_c_message_unpack(d, NULL, m->head.body_bytes, m->body);
+
+    if (!msg)
+        reply_refuse(req, FL_CORRUPT, "a %s of %u bytes cannot be decoded", d->short_name,
+                     m->head.body_bytes);
+    return msg;
+}
+
+static bool joined(struct uplink *u, struct call_req *req)
+{
+    if (u->node)
+        return true;
+    reply_refuse(req, FL_STALE, "this daemon has not joined on this connection");
+    return false;
+}
+
+static void alive(struct uplink *u)
+{
+    u->node->beat_ns = fl_loop_now_ns(u->head->loop);
+    node_event(u->node, NODE_EV_BEAT);
+}
+
+static void on_join(void *service, struct call_req *req, const struct wire_msg *m)
+{
+    struct uplink *u = service;
+    Fl__JoinRequest *join = req ? decode(req, m, &fl__join_request__descriptor) : NULL;
+
+    if (join)
+        join_serve(u, req, join);
+    free_msg(join);
+}
+
+static void on_beat(void *service, struct call_req *req, const struct wire_msg *m)
+{
+    struct uplink *u = service;
+    Fl__Beat *beat = u->node ? decode(NULL, m, &fl__beat__descriptor) : NULL;
+
+    reply_empty(req);
+    if (!beat)
+        return;
+    u->node->memory_available = beat->memory_available;
+    u->node->load_e2 = beat->load_e2;
+    fl_metric_add(u->head->count.beats, 1);
+    alive(u);
+    free_msg(beat);
+}
+
+static void on_worker(void *service, struct call_req *req, const struct wire_msg *m)
+{
+    struct uplink *u = service;
+    Fl__WorkerState *w;
+
+    if (!req || !joined(u, req) || !(w = decode(req, m, &fl__worker_state__descriptor)))
+        return;
+    alive(u);
+    worker_changed(u->head, u->node, w, req);
+    free_msg(w);
+}
+
+static void on_log(void *service, struct call_req *req, const struct wire_msg *m)
+{
+    struct uplink *u = service;
+    Fl__LogPushed done = FL__LOG_PUSHED__INIT;
+    Fl__LogPush *push;
+    struct fl_err err = { 0 };
+
+    if (!req || !joined(u, req) || !(push = decode(req, m, &fl__log_push__descriptor)))
+        return;
+    struct job *j = job_of(u->head, &push->job);
+    enum fl_status st = FL_OK;
+    done.has_next = true;
+    done.next = push->has_end ? push->end : push->offset + push->data.len;
+    if (j) /* of a job that nobody knows any more: taken, and dropped */
+        st = joblog_push(j, push, u->node->rec->name, &done.next, &err);
+    if (st == FL_OK)
+        reply_msg(req, &done);
+    else
+        call_fail(req, &err);
+    free_msg(push);
+}
+
+static void on_relay(void *service, struct call_req *req, const struct wire_msg *m)
+{
+    struct uplink *u = service;
+    Fl__Relay *relay;
+
+    if (!req || !joined(u, req) || !(relay = decode(req, m, &fl__relay__descriptor)))
+        return;
+    relay_serve(u, req, relay);
+    free_msg(relay);
+}
+
+static void left(struct after *a, enum fl_status st, const struct fl_err *err)
+{
+    if (st == FL_OK)
+        reply_empty(a->req);
+    else
+        call_fail(a->req, err);
+    free(a);
+}
+
+static void on_leave(void *service, struct call_req *req, const struct wire_msg *m)
+{
+    struct uplink *u = service;
+    Fl__Shutdown *bye;
+    struct fl_err err;
+
+    if (!req || !joined(u, req) || !(bye = decode(req, m, &fl__shutdown__descriptor)))
+        return;
+    struct node *n = u->node;
+    Fl__NodeRec rec = *n->rec;
+    struct after *a = after_new(u->head, left);
+
+    a->req = req;
+    rec.has_fate = true;
+    rec.fate = FL__NODE_FATE__NODE_LEFT;
+    rec.why = "left the cluster";
+    if (head_record(u->head, REC_NODE, &rec, a, &err) == FL_OK)
+        node_event(n, NODE_EV_LEFT);
+    else
+        call_fail(req, &err);
+    free_msg(bye);
+}
+
+static const struct call_method methods[] = {
+    { FL_NODE_JOIN, "node_join", on_join },     { FL_NODE_BEAT, "node_beat", on_beat },
+    { FL_WORKER_CHANGED, "worker_changed", on_worker }, { FL_LOG_PUSH, "log_push", on_log },
+    { FL_RELAY, "relay", on_relay },            { FL_NODE_LEAVE, "node_leave", on_leave },
+};
+
+/* ---- the life of a stream --------------------------------------------------------------------- */
+
+static struct heard *heard_of(struct head *h, const struct fl_node_id *id)
+{
+    struct heard *w;
+
+    HASH_FIND(hh, h->heard, id, sizeof(*id), w);
+    return w;
+}
+
+static void hear(struct head *h, const struct fl_node_id *id)
+{
+    struct heard *w = heard_of(h, id);
+
+    if (w || !(w = calloc(1, sizeof(*w))))
+        return;
+    w->id = *id;
+    HASH_ADD(hh, h->heard, id, sizeof(w->id), w);
+    if (!w->hh.tbl)
+        free(w);
+}
+
+static void raised(struct after *a, enum fl_status st, const struct fl_err *err)
+{
+    struct head *h = a->head;
+
+    h->raising = false;
+    if (st != FL_OK)
+        fl_error("term cannot be raised why=\"%s\"", err->text);
+    else if (h->term_changed)
+        h->term_changed(h->term_arg, &h->term);
+    free(a);
+}
+
+/* Daemons have seen a later head than this journal knows of. */
+static void journal_is_older(struct head *h, uint64_t seen, const char *who)
+{
+    Fl__HeadRec rec = FL__HEAD_REC__INIT;
+    struct fl_err err;
+
+    fl_warn("this journal is older than the cluster: its term is %llu and a daemon has seen %llu; "
+            "what runs and is not in it is shown as unknown and left alone node=%s",
+            (unsigned long long)h->term.head, (unsigned long long)seen, who);
+    rec.has_foreign_from = rec.has_foreign_to = true;
+    rec.foreign_from = h->foreign_to ? h->foreign_from : h->first_term;
+    rec.foreign_to = seen + 1;
+    h->raising = true;
+    if (head_record(h, REC_HEAD, &rec, NULL, &err) != FL_OK ||
+        journal_raise_term(h->journal, seen, &h->term, &after_new(h, raised)->op, &err) != FL_OK)
+        h->raising = false; /* it comes back and this is tried again */
+    jobs_after_older(h);
+}
+
+static void on_opened(void *service, const struct wire_hello *peer)
+{
+    struct uplink *u = service;
+    struct head *h = u->head;
+    char id[FL_SHORT];
+    bool ours = FL_SAME(peer->term.cluster, h->term.cluster);
+
+    u->open = true;
+    u->who = peer->node;
+    /* The same number, though this head never spoke with it: another head had that term as well. */
+    bool other = ours && (peer->term.head > h->term.head ||
+                          (peer->term.head == h->term.head && !heard_of(h, &peer->node.id)));
+    hear(h, &peer->node.id);
+    if (other || h->raising) {
+        if (!h->raising)
+            journal_is_older(h, peer->term.head, fl_short(id, &peer->node.id));
+        uplink_close(u, FL_STALE, "this head takes a later term; come back");
+    }
+}
+
+static void uplink_free(struct uplink *u)
+{
+    DL_DELETE(u->head->uplinks, u);
+    if (u->node && u->node->up == u)
+        u->node->up = NULL;
+    call_peer_destroy(u->peer);
+    free(u);
+}
+
+static void on_closed(void *service, const struct fl_err *why)
+{
+    struct uplink *u = service;
+    struct head *h = u->head;
+    struct node *n = u->node && u->node->up == u ? u->node : NULL;
+    struct seat *s, *tmp;
+
+    if (n) {
+        fl_info("daemon's stream ended node=%s why=\"%s\"", n->rec->name, why ? why->text : "");
+        HASH_ITER(hh, h->seats, s, tmp)
+            if (s->rec->at && same_bytes(&s->rec->at->id, &n->rec->who->id))
+                seat_unplug(s);
+        n->up = NULL;
+        node_event(n, NODE_EV_CUT);
+    }
+    uplink_free(u);
+    head_kick(h);
+}
+
+static void on_ready(void *service)
+{
+    head_kick(((struct uplink *)service)->head);
+}
+
+static const struct call_life life = { .opened = on_opened, .closed = on_closed, .ready = on_ready };
+
+void head_accept(void *arg, struct stream *s_take)
+{
+    struct head *h = arg;
+    struct uplink *u = must(calloc(1, sizeof(*u)));
+    struct fl_err err;
+
+    u->head = h;
+    if (call_peer_create(s_take, methods, FL_LEN(methods), &life, u, &u->peer, &err) != FL_OK) {
+        fl_warn("daemon cannot be served why=\"%s\"", err.text);
+        stream_close(s_take, &err);
+        free(u);
+        return;
+    }
+    DL_APPEND(h->uplinks, u);
+}
+
+void uplink_close(struct uplink *u, enum fl_status st, const char *why)
+{
+    struct fl_err err;
+
+    fl_fail(&err, st, "%s", why);
+    call_peer_close(u->peer, &err);
+}
+
+bool uplink_any(const struct head *h)
+{
+    return h->uplinks != NULL;
+}
+
+void uplinks_destroy(struct head *h)
+{
+    while (h->uplinks)
+        uplink_free(h->uplinks);
+}
+
+struct fl_node_ref uplink_who(const struct uplink *u)
+{
+    return u->who;
+}
+
+/* The stream is that of the node from now on; an older one of the same daemon is closed. */
+void uplink_join(struct uplink *u, struct node *n)
+{
+    if (n->up && n->up != u) {
+        struct uplink *old = n->up;
+
+        old->node = NULL;
+        uplink_close(old, FL_STALE, "the same daemon has joined on another connection");
+    }
+    u->node = n;
+    n->up = u;
+}
+
+struct head *uplink_head(const struct uplink *u)
+{
+    return u->head;
+}
+
+struct node *uplink_node(const struct uplink *u)
+{
+    return u->node;
+}
+
+/* ---- calls to a daemon ------------------------------------------------------------------------ */
+
+static void sent(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
+                 const struct fl_err *err)
+{
+    struct send *s = container_of(op, struct send, op);
+
+    s->done(s, st, reply, err);
+    free(s);
+}
+
+enum fl_status node_send(struct node *n, uint16_t method, const void *msg, uint32_t budget_ms,
+                         const struct send *want, struct fl_err *err)
+{
+    struct fl_str buf = FL_STR_HEAP(WIRE_MAX_BODY);
+    enum fl_status st;
+
+    if (!n || !n->up || !n->up->open)
+        return fl_fail(err, FL_UNREACHABLE, "node %s is not connected", n ? n->rec->name : "?");
+    struct send *s = must(malloc(sizeof(*s)));
+    *s = *want;
+    s->head = n->head;
+    s->op = (struct call_op){ .done = sent };
+    struct call_args args = { .method = method,
+                              .body = pack_msg(msg, &buf),
+                              .due_ns = fl_loop_now_ns(n->head->loop) + budget_ms * 1000000ull };
+    st = call_start(n->up->peer, &args, &s->op, err);
+    fl_str_fini(&buf);
+    if (st != FL_OK)
+        free(s);
+    return st;
+}
+
+enum fl_status node_tell(struct node *n, uint16_t method, const void *msg, struct fl_err *err)
+{
+    struct fl_str buf = FL_STR_HEAP(WIRE_MAX_BODY);
+
+    if (!n || !n->up || !n->up->open)
+        return fl_fail(err, FL_UNREACHABLE, "node %s is not connected", n ? n->rec->name : "?");
+    enum fl_status st = call_event(n->up->peer, method, 0, pack_msg(msg, &buf), err);
+    fl_str_fini(&buf);
+    return st;
+}
