@@ -127,7 +127,8 @@ static char *slurp(const char *path, size_t *len) /* "" when it is not there */
         text = calloc(1, 1);
         *len = 0;
     }
-    assert_non_null(text);
+    if (!text)
+        abort();
     return text;
 }
 
