@@ -144,7 +144,10 @@ static void ask_done(struct call_op *op, enum fl_status st, const struct wire_ms
     if (st == FL_OK) {
         st = answer_take(a, reply, &mine);
         err = &mine;
-    } else if (st == FL_CANCELLED && err && err->origin != FL_FROM_PEER && !a->peer->f->leaving) {
+    } else if (st == FL_TIMEOUT && a->due_ns && fl_loop_now_ns(a->peer->f->loop) >= a->due_ns) {
+        st = fl_fail(&mine, FL_TIMEOUT, "%s did not answer in time", a->peer->name);
+        err = &mine;
+    } else if (st == FL_CANCELLED && a->peer->f->peers->ending && !a->peer->f->leaving) {
         st = fl_fail(&mine, FL_UNREACHABLE, "%s ended while it was asked", a->peer->name);
         err = &mine;
     }

@@ -44,7 +44,9 @@ static void conn_end(struct client_conn *c, const struct fl_err *why)
     struct call_peer *call = FL_TAKE(c->call);
 
     conn_unlink(c);
+    c->line.f->peers->ending = true;
     call_peer_destroy(call); /* what is in flight comes back first */
+    c->line.f->peers->ending = false;
     while (c->users) {
         struct client_conn_user *u = c->users;
 

@@ -10,6 +10,7 @@ struct client_peers { /* loop thread, but for mu and first */
     struct client_guest *guests;
     struct client_seen *seen;
     unsigned n_guests;
+    bool ending; /* a conn's calls are coming back because its process is gone */
     struct stream_server *on_unix, *on_tcp;
     pthread_mutex_t mu; /* guards the list of peers, not the peers */
     struct furlong_peer *first;
