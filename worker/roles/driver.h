@@ -103,7 +103,7 @@ struct driver {
     enum drv_phase phase;
     struct drv_means means;
     uint32_t restarts;
-    int steps_fd, log_fd;
+    int steps_fd, log_fd, out_fd; /* -1: not open; out: where the table goes */
 };
 
 /* drv_setup.c: files, sizes, run folder. FL_INVALID: what the user gave is wrong. */

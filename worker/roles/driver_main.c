@@ -1,6 +1,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "common/base/fault.h"
 #include "worker/roles/drv_seat.h"
@@ -31,7 +32,7 @@ static enum fl_status join_and_run(struct driver *d, bool *set_up, struct fl_err
 
 int main(int argc, char **argv)
 {
-    static struct driver d = { .steps_fd = -1, .log_fd = -1 };
+    static struct driver d = { .steps_fd = -1, .log_fd = -1, .out_fd = STDOUT_FILENO };
     struct drv_seat seat = { 0 };
     struct fl_err err = { 0 };
     bool set_up = false;

@@ -32,8 +32,8 @@ void drv_say(struct driver *d, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(line, sizeof(line), fmt, ap);
     va_end(ap);
-    printf("%s\n", line);
-    (void)fflush(stdout); /* a reader that left is no reason to stop a run */
+    if (d->out_fd >= 0)
+        (void)dprintf(d->out_fd, "%s\n", line); /* a reader that left is no reason to stop a run */
     if (d->log_fd >= 0)
         (void)dprintf(d->log_fd, "%s\n", line); /* the same lines, for later */
 }

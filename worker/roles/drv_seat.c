@@ -51,8 +51,8 @@ static enum fl_status seat_place(struct driver *d, struct fl_err *err)
     if (f->colocate)
         flags[n++] = (struct furlong_flag){ "colocate", NULL };
     FL_TRY(furlong_place(s->f, flags, n, &s->layout, err));
-    (void)fflush(stdout);
-    furlong_layout_print(s->layout, STDOUT_FILENO);
+    if (d->out_fd >= 0)
+        furlong_layout_print(s->layout, d->out_fd);
     if (d->log_fd >= 0)
         furlong_layout_print(s->layout, d->log_fd);
     furlong_layout_json(s->layout, &json);
