@@ -397,7 +397,7 @@ static enum fl_status req_create(struct call_peer *p, const struct wire_head *h,
                                  struct call_req **out, struct fl_err *err)
 {
     struct call_req **at = bucket_at(p, h->id), *req;
-    struct call_in_lane *lane;
+    struct call_in_lane *lane = NULL;
     enum fl_status st;
 
     if (*at || !h->id)
@@ -432,7 +432,7 @@ enum fl_status call_on_request(struct call_peer *p, const struct wire_msg *m, st
 {
     struct call_room *room = call_room_at(p, m->blob);
     struct call_place place = { 0 };
-    struct call_req *req;
+    struct call_req *req = NULL;
     enum fl_status st = req_create(p, &m->head, &req, err);
 
     if (room) {
