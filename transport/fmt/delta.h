@@ -7,7 +7,8 @@
  * Before compression a tensor's change is, as delta_encoding says: "xor", the new bytes against the old ones;
  * or "overwrite", u32 count, u32 element positions, values. Checksums of the new full tensors are in
  * each file's metadata, and are compared before anything is activated. The index is renamed into place
- * last: a folder without one is not there. A version without base_version is a base: whole tensors. */
+ * last: a folder without one is not there. A version without base_version is a base:
+ * whole tensors as they are, compression_format "none", a checkpoint that anybody reads. */
 #pragma once
 #include "transport/fmt/safetensors.h"
 
@@ -22,7 +23,7 @@ struct delta_source { /* one tensor at the writer: whole, in its own memory */
 struct delta_opts {
     int64_t version, base_version; /* DELTA_NO_BASE: whole tensors */
     enum delta_encoding encoding;
-    uint64_t file_bytes;          /* of compressed payload a file; 0: 1 GB */
+    uint64_t file_bytes;          /* of payload a file; 0: 256 MiB, which wait in memory */
     const struct st_meta *extra;  /* more index metadata, e.g. the version's digest */
     size_t n_extra;
 };
@@ -38,6 +39,7 @@ enum fl_status delta_open(const char *dir, int64_t version, struct delta_version
                           struct fl_err *err);
 int64_t delta_base_of(const struct delta_version *v); /* DELTA_NO_BASE */
 const char *delta_meta(const struct delta_version *v, const char *key);
+const struct st_reader *delta_files(const struct delta_version *v); /* of a base: the tensors themselves */
 /* New bytes of one tensor into to (bytes long). was: its bytes in the base version, may be the same
  * memory as to, and may be NULL for a base. A tensor that did not change is copied. FL_CORRUPT: the result's
  * checksum differs; to is then not to be used. Any thread. */
@@ -46,7 +48,7 @@ enum fl_status delta_apply(const struct delta_version *v, const struct st_entry 
 void delta_version_destroy(struct delta_version *v);
 FL_AUTO_DEFINE(delta_version)
 
-/* A host's own full copy in local_dir (safetensors, and a marker with the version), brought to version:
+/* A host's own full copy, local_dir/model.safetensors with its version in the metadata, brought to version:
  * walks bases and deltas, checks every tensor before it counts, replaces by rename, and may be repeated or interrupted
  * at any point. One holder at a time (lock file). FL_STALE: the copy is newer already. */
 enum fl_status delta_pull(const char *dir, const char *local_dir, int64_t version,

@@ -72,7 +72,7 @@ enum fl_status st_write_part(struct st_writer *w, size_t i, const void *data, si
 enum fl_status st_writer_finish(struct st_writer *w, struct fl_err *err);
 void st_writer_destroy(struct st_writer *w); /* unfinished: removes the temporary file */
 FL_AUTO_DEFINE(st_writer)
-/* A folder: files of at most file_bytes (0: 5 GB), model.safetensors alone if one is enough, else
+/* Into a new folder: files of at most file_bytes (0: 5 GB), model.safetensors alone if one is enough, else
  * model-%05d-of-%05d.safetensors and the index, which is written last and carries meta. */
 enum fl_status st_write_folder(const char *dir, const struct st_entry *t, size_t n,
                                const struct st_meta *meta, size_t n_meta, uint64_t file_bytes,
