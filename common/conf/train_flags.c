@@ -52,7 +52,7 @@ static const struct fl_opt learn_opts[] = {
     WORD("advantage-estimator", advantage_estimator, "grpo|ppo", "grpo", "ppo needs a critic, which --trainer-cmd may bring"),
     SWITCH("disable-grpo-std-normalization", no_std_normalization, false, NULL, "advantages are not divided by the group's deviation"),
     INT("lora-rank", lora_rank, "R", "0", 0, 4096, NULL),
-    INT("train-threads", train_threads, "N", "1", 1, 64, "threads of one trainer rank; the result is the same"),
+    INT("train-threads", train_threads, "N", "0", 0, 64, "threads of one trainer rank, 0: its share of the node's cores; the result is the same"),
     { .name = NULL },
 };
 static const struct fl_opt model_opts[] = {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/fault.h"
 #include "common/base/log.h"
@@ -380,6 +381,17 @@ static enum fl_status weights(struct trainer *t, struct fl_err *err)
     return publish(t, 0, err);
 }
 
+/* The node's cores, shared by the ranks there; no more than there are shards to work on. */
+static uint32_t threads(const struct trainer *t)
+{
+    enum { MOST = 8 };
+    long cores = sysconf(_SC_NPROCESSORS_ONLN), each = cores / (t->seat->local_world ? t->seat->local_world : 1);
+
+    if (t->args.flags.train_threads)
+        return (uint32_t)t->args.flags.train_threads;
+    return each < 1 ? 1 : each > MOST ? MOST : (uint32_t)each;
+}
+
 static enum fl_status start(struct trainer *t, struct fl_err *err)
 {
     const struct train_flags *f = &t->args.flags;
@@ -394,7 +406,7 @@ static enum fl_status start(struct trainer *t, struct fl_err *err)
         .policy = { (float)f->eps_clip, (float)f->eps_clip_high, (float)f->entropy_coef },
         .rank = t->seat->rank,
         .world = t->seat->world,
-        .threads = (uint32_t)f->train_threads,
+        .threads = threads(t),
     };
 
     FL_TRY(model_layout_create(&t->args.config, &t->layout, err));
