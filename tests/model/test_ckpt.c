@@ -184,7 +184,7 @@ static void batches(void **state)
     static const struct { const char *name; int32_t lengths[2], prompts[2]; const char *part; } rows[] = {
         { "too short", { 3, 1 }, { 2, 1 }, "add up" },
         { "too long", { 3, 3 }, { 2, 1 }, "add up" },
-        { "negative", { 6, -1 }, { 2, 1 }, "sample 1" },
+        { "negative", { 4, -1 }, { 2, 1 }, "sample 1" },
         { "prompt longer than all", { 3, 2 }, { 4, 1 }, "sample 0" },
         { "no prompt", { 3, 2 }, { 2, 0 }, "sample 1" },
         { "wraps around", { 2147483647, 2147483647 }, { 1, 1 }, "add up" },
