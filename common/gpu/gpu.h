@@ -87,3 +87,7 @@ extern const struct gpu_ops gpu_cuda, gpu_none, gpu_fake;
 enum fl_status gpu_pick(const struct gpu_ops **out, struct fl_err *err);
 /* The driver's thermal or power slowdown since the last call, for clean and unclean steps. FL_UNSUPPORTED: not told. */
 enum fl_status gpu_slowdown(const char *uuid, bool *slowed, struct fl_err *err);
+
+/* The fake runs kernels as their plain C twins: kernels/ names them once. params as for the device. */
+struct gpu_twin { const char *name; void (*run)(uint32_t grid, uint32_t block, void **params); };
+void gpu_fake_twins(const struct gpu_twin *table, size_t n);
