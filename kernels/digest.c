@@ -11,46 +11,22 @@
  * because an odd number times a smaller one is not 0. The inner product is 32x32 to 64 bits, which
  * vector units have. */
 #include "kernels/digest_priv.h"
+#include "kernels/digest_weights.h"
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 
-enum { BLOCK = 256, BLOCK_WORDS = BLOCK / 4 };
-#define EACH_BYTE_ONE 0x01010101u
+enum { BLOCK = DIGEST_BLOCK, BLOCK_WORDS = DIGEST_WORDS };
+#define EACH_BYTE_ONE DIGEST_EACH_BYTE_ONE
+#define word_weight digest_word_weight
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read as they lie");
-
-static const uint32_t word_weight[2][BLOCK_WORDS] __attribute__((aligned(64))) = {
-    /* odd, no two alike; any such numbers would do */
-    /* clang-format off */
-    {
-        0x1c6cc88f, 0xee091ec7, 0xb79fa65b, 0x7438cf91, 0xffea4e79, 0x0d3cc25f, 0x4964c4b7, 0x4573f239,
-        0x397bc495, 0x49aea409, 0x14d0f261, 0xcfe4e465, 0xcfdc7837, 0xbb8e1c59, 0xf3ebe1f5, 0xda12bc3b,
-        0xf90579a9, 0xd1a0c60d, 0xc32ab1c1, 0x2f743a89, 0xb1bfe089, 0xca297f17, 0xb4b3eced, 0x4624234f,
-        0xf8c8c221, 0x710e0a75, 0x80377c63, 0xd57f626b, 0x6350cc3f, 0xfa6c03f5, 0x6342cd67, 0x9b335c11,
-        0xfcebcd67, 0xdf54f099, 0xe227d8fb, 0x06abda47, 0x864fd717, 0x01eb5dc9, 0x04737f67, 0x370fabdf,
-        0x9d4be325, 0x97ab310d, 0x3d5362c7, 0x9b4b69cb, 0xce3d5517, 0xcb54872d, 0x344781a5, 0x7bfe8017,
-        0x0d5035a9, 0x00dac5b1, 0x113d28d3, 0x0c865bc9, 0xf7748cdb, 0x94a4106b, 0x76b1136f, 0xcfb224f9,
-        0xd15089ff, 0x164eae3f, 0xd62bcdb9, 0xedc0380f, 0x8b3a3357, 0xcd301bb1, 0xd52d8de3, 0x1cc6b129,
-    },
-    {
-        0xd74df699, 0xa4af4991, 0x1053aac1, 0x37321849, 0x9450bc81, 0x52eaaef5, 0x4bcf0ffd, 0x1e9d24d1,
-        0x0d3091a3, 0x7283ce77, 0xc594e0f3, 0x2e957e33, 0xd8e1cfdd, 0xfcdee90f, 0x30ad4d23, 0x4cec3cc5,
-        0xf49959b9, 0x77be496d, 0x3a8d3719, 0xcd6580d5, 0x672414d3, 0xf7739ea3, 0x44518c55, 0x5d7b04a1,
-        0x9a0eb1bd, 0x3f8cd74d, 0x2e255493, 0x0c094cab, 0xbe1ff9f3, 0x2e41b417, 0x788158a3, 0x70974551,
-        0xa126bd65, 0x72f53eb7, 0x4d88f4bf, 0xb9a9d875, 0x3d4af3fb, 0x5233c4f5, 0x3699ed65, 0x6b47c557,
-        0xe9927e5f, 0x16da408f, 0xf2daa615, 0x21b0b10f, 0xc86bdbb5, 0xc6a0ec43, 0xae696251, 0x06432021,
-        0x432fd641, 0xe10c292b, 0x06d4963f, 0xb1a6f163, 0xfb84cae1, 0x179ff5a1, 0x310e90a5, 0x98528275,
-        0x90b9bc7f, 0x73ccdb9d, 0x5c2e420f, 0x64904f61, 0x2998b0a1, 0xd89a986d, 0x6e7e0621, 0xe6f31407,
-    },
-    /* clang-format on */
-};
 
 static uint64_t block_weight(uint64_t number, unsigned lane)
 {
-    uint64_t z = (number * 2 + lane + 1) * 0x9e3779b97f4a7c15ull;
+    uint64_t z = (number * 2 + lane + 1) * DIGEST_HASH_STEP;
 
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    z = (z ^ (z >> 30)) * DIGEST_HASH_MUL_1;
+    z = (z ^ (z >> 27)) * DIGEST_HASH_MUL_2;
     return (z ^ (z >> 31)) | 1;
 }
 
