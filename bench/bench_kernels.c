@@ -1,0 +1,179 @@
+/* bench_kernels - the move kernel against the plainest copy of the same bytes, on the first device
+ *
+ * JSON lines: bytes in 310 tensors as Qwen3-0.6B has them (and 399 as 8B with --big), device time by events, median of 20
+ * after 3; limit: one cuMemcpyAsync of all bytes in the same run. Digests are compared with the plain C form. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/gpu/gpu.h"
+#include "kernels/digest.h"
+#include "kernels/move.h"
+
+enum { RUNS = 20, WARM = 3, MAX_TENSORS = 512, ALIGN = 256 };
+struct shape { uint64_t layers, hidden, q, kv, ffn, vocab, head; bool tied; };
+static const struct shape qwen06 = { 28, 1024, 2048, 1024, 3072, 151936, 128, true };
+static const struct shape qwen8 = { 36, 4096, 4096, 1024, 12288, 151936, 128, false };
+static const struct gpu_ops *gpu;
+static struct fl_err err;
+
+static void must(enum fl_status st)
+{
+    if (st == FL_OK)
+        return;
+    fprintf(stderr, "bench_kernels: %s\n", err.text);
+    exit(1);
+}
+
+static size_t tensors_of(const struct shape *s, struct kernel_piece *out, uint64_t *total)
+{
+    size_t n = 0;
+    uint64_t at = 0;
+    uint64_t per[11] = { s->q * s->hidden, s->kv * s->hidden, s->kv * s->hidden, s->hidden * s->q, s->ffn * s->hidden,
+                         s->ffn * s->hidden, s->hidden * s->ffn, s->hidden, s->hidden, s->head, s->head };
+#define ADD(elements)                                                                                          \
+    do {                                                                                                       \
+        out[n] = (struct kernel_piece){ .from_off = at, .to_off = at, .run_bytes = 2 * (elements), .rows = 1,   \
+                                        .tensor = (uint32_t)n };                                               \
+        at += (2 * (elements) + ALIGN - 1) / ALIGN * ALIGN;                                                    \
+        n++;                                                                                                   \
+    } while (0)
+    ADD(s->vocab * s->hidden);
+    for (uint64_t l = 0; l < s->layers; l++)
+        for (size_t i = 0; i < 11; i++)
+            ADD(per[i]);
+    ADD(s->hidden);
+    if (!s->tied)
+        ADD(s->vocab * s->hidden);
+    *total = at;
+    return n;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+struct job { struct gpu_stream *s; uint64_t from, to, pieces, digests, bytes; uint64_t n; uint32_t grid; bool copy, digest; };
+
+static void once(struct job *j)
+{
+    uint64_t none = 0;
+
+    if (j->copy) {
+        must(gpu->copy(j->s, j->to, j->from, j->bytes, &err));
+        return;
+    }
+    void *params[] = { &j->pieces, &j->n, &j->from, &j->to, j->digest ? &j->digests : &none };
+    struct gpu_launch l = { KERNEL_MOVE, j->grid, KERNEL_MOVE_BLOCK, 0, params };
+
+    must(gpu->launch(j->s, &l, &err));
+}
+
+static float median_ms(struct gpu *g, struct job *j)
+{
+    struct gpu_event *a, *b;
+    float ms[RUNS];
+
+    must(gpu->event(g, &a, &err));
+    must(gpu->event(g, &b, &err));
+    for (int i = -WARM; i < RUNS; i++) {
+        must(gpu->event_record(a, j->s, &err));
+        once(j);
+        must(gpu->event_record(b, j->s, &err));
+        must(gpu->event_sync(b, &err));
+        if (i >= 0)
+            must(gpu->event_ms(a, b, &ms[i], &err));
+    }
+    gpu->event_free(a);
+    gpu->event_free(b);
+    qsort(ms, RUNS, sizeof(*ms), by_value);
+    return ms[RUNS / 2];
+}
+
+static void run(struct gpu *g, const char *name, const struct shape *shape)
+{
+    static struct kernel_piece whole[MAX_TENSORS];
+    uint64_t total, wrong = 0;
+    size_t n = tensors_of(shape, whole, &total), cut = kernel_pieces_cut(whole, n, KERNEL_NO_CAST, NULL);
+    struct kernel_piece *pieces = malloc(cut * sizeof(*pieces));
+    unsigned char *host;
+    struct job j = { .bytes = total, .n = cut };
+
+    kernel_pieces_cut(whole, n, KERNEL_NO_CAST, pieces);
+    must(gpu->stream(g, &j.s, &err));
+    must(gpu->alloc(g, total, &j.from, &err));
+    must(gpu->alloc(g, total, &j.to, &err));
+    must(gpu->alloc(g, cut * sizeof(*pieces), &j.pieces, &err));
+    must(gpu->alloc(g, n * 16, &j.digests, &err));
+    must(gpu->pin(g, total, (void **)&host, &err));
+    uint64_t x = 88172645463325252ull;
+    for (uint64_t i = 0; i + 8 <= total; i += 8) {
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        memcpy(host + i, &x, 8);
+    }
+    must(gpu->copy(j.s, j.from, (uint64_t)(uintptr_t)host, total, &err));
+    must(gpu->copy(j.s, j.pieces, (uint64_t)(uintptr_t)pieces, cut * sizeof(*pieces), &err));
+    must(gpu->fill(j.s, j.digests, 0, n * 16, &err));
+    j.grid = 4 * (uint32_t)gpu->info(g)->multiprocessors;
+    j.digest = true;
+    once(&j);
+    uint64_t (*got)[2] = calloc(n, 16);
+    must(gpu->copy(j.s, (uint64_t)(uintptr_t)got, j.digests, n * 16, &err));
+    must(gpu->stream_sync(j.s, &err));
+    unsigned char *back = malloc(total);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t d[2] = { 0, 0 };
+
+        kernel_digest_add(d, host + whole[i].from_off, whole[i].run_bytes, 0);
+        wrong += d[0] != got[i][0] || d[1] != got[i][1];
+    }
+    memcpy(back, host, total);
+    must(gpu->copy(j.s, (uint64_t)(uintptr_t)host, j.to, total, &err));
+    must(gpu->stream_sync(j.s, &err));
+    for (size_t i = 0; i < n; i++)
+        wrong += memcmp(back + whole[i].from_off, host + whole[i].from_off, whole[i].run_bytes) != 0;
+    j.copy = true;
+    float limit = median_ms(g, &j);
+    j.copy = false;
+    for (int digest = 0; digest < 2; digest++)
+        for (uint32_t per = 1; per <= 16; per *= 2) {
+            j.digest = digest;
+            j.grid = per * (uint32_t)gpu->info(g)->multiprocessors;
+            float ms = median_ms(g, &j);
+            printf("{\"name\":\"move %s%s\",\"tensors\":%zu,\"bytes\":%llu,\"blocks_per_sm\":%u,\"ms\":%.4f,\"limit_ms\":%.4f,\"ratio\":%.3f,\"wrong\":%llu}\n",
+                   name, digest ? " with digests" : "", n, (unsigned long long)total, per, ms, limit, ms / limit,
+                   (unsigned long long)wrong);
+        }
+    gpu->unpin(g, host);
+    gpu->free(g, j.from);
+    gpu->free(g, j.to);
+    gpu->free(g, j.pieces);
+    gpu->free(g, j.digests);
+    gpu->stream_free(j.s);
+    free(pieces);
+    free(got);
+    free(back);
+}
+
+int main(int argc, char **argv)
+{
+    struct gpu_info all[GPU_MAX];
+    size_t n = GPU_MAX;
+    struct gpu *g;
+
+    must(gpu_pick(&gpu, &err));
+    must(gpu->list(all, &n, &err));
+    if (n == 0) {
+        puts("{\"name\":\"bench_kernels\",\"skipped\":\"no device\"}");
+        return 0;
+    }
+    must(gpu->open(all[0].uuid, &g, &err));
+    run(g, "0.6B", &qwen06);
+    if (argc > 1 && strcmp(argv[1], "--big") == 0)
+        run(g, "8B", &qwen8);
+    gpu->close(g);
+    return 0;
+}
