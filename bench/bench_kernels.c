@@ -8,7 +8,7 @@
 
 #include "common/gpu/gpu.h"
 #include "kernels/digest.h"
-#include "kernels/move.h"
+#include "kernels/launch.h"
 
 enum { RUNS = 20, WARM = 3, MAX_TENSORS = 512, ALIGN = 256 };
 struct shape { uint64_t layers, hidden, q, kv, ffn, vocab, head; bool tied; };
@@ -56,20 +56,22 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-struct job { struct gpu_stream *s; uint64_t from, to, pieces, digests, bytes; uint64_t n; uint32_t grid; bool copy, digest; };
+struct job {
+    struct gpu *g;
+    struct gpu_stream *s;
+    uint64_t from, to, pieces, digests, bytes, n;
+    bool copy, digest;
+};
 
 static void once(struct job *j)
 {
-    uint64_t none = 0;
-
     if (j->copy) {
         must(gpu->copy(j->s, j->to, j->from, j->bytes, &err));
         return;
     }
-    void *params[] = { &j->pieces, &j->n, &j->from, &j->to, j->digest ? &j->digests : &none };
-    struct gpu_launch l = { KERNEL_MOVE, j->grid, KERNEL_MOVE_BLOCK, 0, params };
+    struct kernel_move_args a = { j->pieces, j->n, j->from, j->to, j->digest ? j->digests : 0, KERNEL_NO_CAST };
 
-    must(gpu->launch(j->s, &l, &err));
+    must(kernel_move_start(gpu, j->g, j->s, &a, &err));
 }
 
 static float median_ms(struct gpu *g, struct job *j)
@@ -100,7 +102,7 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
     size_t n = tensors_of(shape, whole, &total), cut = kernel_pieces_cut(whole, n, KERNEL_NO_CAST, NULL);
     struct kernel_piece *pieces = malloc(cut * sizeof(*pieces));
     unsigned char *host;
-    struct job j = { .bytes = total, .n = cut };
+    struct job j = { .g = g, .bytes = total, .n = cut };
 
     kernel_pieces_cut(whole, n, KERNEL_NO_CAST, pieces);
     must(gpu->stream(g, &j.s, &err));
@@ -117,7 +119,6 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
     must(gpu->copy(j.s, j.from, (uint64_t)(uintptr_t)host, total, &err));
     must(gpu->copy(j.s, j.pieces, (uint64_t)(uintptr_t)pieces, cut * sizeof(*pieces), &err));
     must(gpu->fill(j.s, j.digests, 0, n * 16, &err));
-    j.grid = 4 * (uint32_t)gpu->info(g)->multiprocessors;
     j.digest = true;
     once(&j);
     uint64_t (*got)[2] = calloc(n, 16);
@@ -138,15 +139,14 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
     j.copy = true;
     float limit = median_ms(g, &j);
     j.copy = false;
-    for (int digest = 0; digest < 2; digest++)
-        for (uint32_t per = 1; per <= 16; per *= 2) {
-            j.digest = digest;
-            j.grid = per * (uint32_t)gpu->info(g)->multiprocessors;
-            float ms = median_ms(g, &j);
-            printf("{\"name\":\"move %s%s\",\"tensors\":%zu,\"bytes\":%llu,\"blocks_per_sm\":%u,\"ms\":%.4f,\"limit_ms\":%.4f,\"ratio\":%.3f,\"wrong\":%llu}\n",
-                   name, digest ? " with digests" : "", n, (unsigned long long)total, per, ms, limit, ms / limit,
-                   (unsigned long long)wrong);
-        }
+    for (int digest = 0; digest < 2; digest++) {
+        j.digest = digest;
+        float ms = median_ms(g, &j);
+
+        printf("{\"name\":\"move %s%s\",\"tensors\":%zu,\"bytes\":%llu,\"ms\":%.4f,\"limit_ms\":%.4f,\"ratio\":%.3f,\"wrong\":%llu}\n",
+               name, digest ? " with digests" : "", n, (unsigned long long)total, ms, limit, ms / limit,
+               (unsigned long long)wrong);
+    }
     gpu->unpin(g, host);
     gpu->free(g, j.from);
     gpu->free(g, j.to);

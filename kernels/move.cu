@@ -112,9 +112,7 @@ __device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, 
 
                 if (in)
                     __stcs(reinterpret_cast<uint4 *>(to + off), v[i]);
-                if (!DIGEST)
-                    continue;
-                for (unsigned l = 0; l < 2; l++) {
+                for (unsigned l = 0; DIGEST && l < 2; l++) {
                     uint64_t h = __shfl_sync(0xffffffffu, hash[l], 2 * (step + i) + lane / 16);
                     uint64_t sum = presence[l] + (uint64_t)v[i].x * w[l][0] + (uint64_t)v[i].y * w[l][1] +
                                    (uint64_t)v[i].z * w[l][2] + (uint64_t)v[i].w * w[l][3];
@@ -207,9 +205,7 @@ __device__ void move(const kernel_piece *pieces, uint64_t n, const unsigned char
             else
                 run_any<CAST, DIGEST>(s, f, t, first, bytes);
         }
-        if (!DIGEST)
-            continue;
-        for (unsigned l = 0; l < 2; l++) {
+        for (unsigned l = 0; DIGEST && l < 2; l++) {
             for (unsigned d = WARP / 2; d; d /= 2)
                 s.lane[l] += __shfl_down_sync(0xffffffffu, s.lane[l], d);
             if (threadIdx.x % WARP == 0 && s.lane[l])

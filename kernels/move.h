@@ -24,8 +24,3 @@ void kernel_move(const struct kernel_piece *pieces, size_t n, const void *from, 
 
 /* flags[i] = 1 where block i (block_bytes, the last may be shorter) of a and b differ, else 0. */
 void kernel_changed(const void *a, const void *b, uint64_t bytes, uint32_t block_bytes, uint8_t *flags);
-
-/* Names of the device forms and how each is launched: params in this order, grid of so many blocks of
- * KERNEL_MOVE_BLOCK threads (any grid is right; more than the multiprocessors hold at once is no faster). */
-#define KERNEL_MOVE "furlong_move"       /* pieces, uint64_t n, from, to, digests; _bf16 and _f16: with that cast */
-#define KERNEL_CHANGED "furlong_changed" /* a, b, uint64_t bytes, uint32_t block_bytes, flags            */

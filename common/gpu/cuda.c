@@ -474,13 +474,13 @@ static enum fl_status find_kernel(struct gpu *g, const char *name, cu_function *
             *out = g->kernels[i].f;
             return FL_OK;
         }
-    if (!gpu_kernels_image)
+    if (!gpu_code.image)
         return fl_fail(err, FL_UNSUPPORTED, "kernel %s: this build has no device code", name);
     if (g->n_kernels == KERNELS_MAX)
         return fl_fail(err, FL_INTERNAL, "kernel %s: more than %d kernels", name, KERNELS_MAX);
     if (!g->module)
         CHECK(err, "load device code for compute capability", g->info.major * 10 + g->info.minor,
-              cu.module(&g->module, gpu_kernels_image));
+              cu.module(&g->module, gpu_code.image));
     CHECK(err, name, 0, cu.function(out, g->module, name));
     g->kernels[g->n_kernels].name = name;
     g->kernels[g->n_kernels++].f = *out;

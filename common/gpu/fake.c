@@ -35,8 +35,6 @@ struct ticket { int32_t pid, fd; uint64_t bytes; }; /* what a handle holds */
 _Static_assert(sizeof(struct ticket) <= GPU_HANDLE_BYTES, "fits a handle");
 
 static struct { size_t n; bool gb10; uint64_t bytes; } shape = { 1, false, 1ull << 30 };
-static const struct gpu_twin *twins;
-static size_t n_twins;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t used[GPU_MAX]; /* by this process, as its own allocations: what it imports is another's */
 
@@ -52,12 +50,6 @@ enum fl_status gpu_fake_shape(const char *word, struct fl_err *err)
         FL_TRY(fl_parse_i64(rest + 1, 1, GPU_MAX, &n, err));
     shape.n = (size_t)n;
     return bytes && *bytes ? fl_parse_bytes(bytes, UINT64_MAX / 2, &shape.bytes, err) : FL_OK;
-}
-
-void gpu_fake_twins(const struct gpu_twin *table, size_t n)
-{
-    twins = table;
-    n_twins = n;
 }
 
 static struct gpu_info describe(size_t i)
@@ -442,9 +434,9 @@ static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch 
 {
     if (FL_FAULT("gpu.launch"))
         return fl_fail(err, FL_UNREACHABLE, "device %s: kernel %s failed", s->g->info.uuid, l->kernel);
-    for (size_t i = 0; i < n_twins; i++)
-        if (strcmp(twins[i].name, l->kernel) == 0) {
-            twins[i].run(l->grid, l->block, l->params);
+    for (size_t i = 0; i < gpu_code.n_twins; i++)
+        if (strcmp(gpu_code.twins[i].name, l->kernel) == 0) {
+            gpu_code.twins[i].run(l->grid, l->block, l->params);
             return FL_OK;
         }
     return fl_fail(err, FL_UNSUPPORTED, "kernel %s has no plain twin", l->kernel);

@@ -80,7 +80,8 @@ struct gpu_ops {
     enum fl_status (*fill)(struct gpu_stream *s, uint64_t to, uint8_t value, uint64_t bytes, struct fl_err *err);
     enum fl_status (*launch)(struct gpu_stream *s, const struct gpu_launch *l, struct fl_err *err);
 };
-extern const struct gpu_ops gpu_cuda, gpu_none, gpu_fake;
+/* gpu_host: host memory with the same face, one integrated device; a chunk is a sealed memfd whose pages come when touched. */
+extern const struct gpu_ops gpu_cuda, gpu_none, gpu_fake, gpu_host;
 
 /* FURLONG_GPU=cuda|none|fake|fake:gb10|fake:N (N devices); unset: cuda where a driver is, else none. The choice is made
  * once. FL_INVALID: another word. */
@@ -88,6 +89,12 @@ enum fl_status gpu_pick(const struct gpu_ops **out, struct fl_err *err);
 /* The driver's thermal or power slowdown since the last call, for clean and unclean steps. FL_UNSUPPORTED: not told. */
 enum fl_status gpu_slowdown(const char *uuid, bool *slowed, struct fl_err *err);
 
-/* The fake runs kernels as their plain C twins: kernels/ names them once. params as for the device. */
+/* What kernels/ brings, noted once before the first launch: the device code that the driver picks from (NULL: a build
+ * without a CUDA compiler), and the plain C twins that the fake and the host run instead. params as for the device. */
 struct gpu_twin { const char *name; void (*run)(uint32_t grid, uint32_t block, void **params); };
-void gpu_fake_twins(const struct gpu_twin *table, size_t n);
+struct gpu_code {
+    const void *image;
+    const struct gpu_twin *twins;
+    size_t n_twins;
+};
+void gpu_code_set(const struct gpu_code *code);

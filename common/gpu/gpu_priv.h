@@ -3,7 +3,6 @@
 #include "common/gpu/gpu.h"
 
 void gpu_uuid_text(char out[GPU_UUID_BYTES], const uint8_t bytes[16]);
-/* kernels/ as one fatbin; NULL in a build without nvcc */
-extern const void *const gpu_kernels_image;
+extern struct gpu_code gpu_code; /* of kernels/; all zero until it is noted */
 /* "fake", "fake:N", "fake:gb10" */
 enum fl_status gpu_fake_shape(const char *word, struct fl_err *err);

@@ -5,6 +5,7 @@
 
 #include "common/gpu/gpu_priv.h"
 
+struct gpu_code gpu_code;
 static const struct gpu_ops *picked;
 static struct fl_err pick_err;
 static pthread_once_t pick_once = PTHREAD_ONCE_INIT;
@@ -35,6 +36,11 @@ enum fl_status gpu_pick(const struct gpu_ops **out, struct fl_err *err)
     }
     *out = picked;
     return FL_OK;
+}
+
+void gpu_code_set(const struct gpu_code *code)
+{
+    gpu_code = *code;
 }
 
 void gpu_uuid_text(char out[GPU_UUID_BYTES], const uint8_t b[16])
