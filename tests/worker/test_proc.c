@@ -234,7 +234,7 @@ static void nobody_is_left_behind(void **state)
 
         t_true(child > 0);
         if (i == 1)
-            proc_keeper.stop(b.proc, PROC_STOPPED, "asked by the test");
+            proc_keeper.stop(b.proc, PROC_STOPPED, "asked by the test", 50);
         t_until(b.loop, b.n_gone, WAIT_MS);
         t_true(!alive(child), "%s: %d lives on", words[i], child);
         t_int_eq(b.exit.cause, i ? PROC_STOPPED : PROC_EXITED, "%s", words[i]);
@@ -251,8 +251,8 @@ static void the_stubborn_are_killed(void **state)
     (void)state;
     bed_start(&b, (struct how){ "stubborn", .term_ms = 30 });
     t_until(b.loop, said_ready(&b), WAIT_MS);
-    proc_keeper.stop(b.proc, PROC_GUARD, "over its share");
-    proc_keeper.stop(b.proc, PROC_STOPPED, "a second word changes nothing");
+    proc_keeper.stop(b.proc, PROC_GUARD, "over its share", 30);
+    proc_keeper.stop(b.proc, PROC_STOPPED, "a second word changes nothing", 1000);
     t_until(b.loop, b.n_gone, WAIT_MS);
     t_int_eq(b.exit.cause, PROC_GUARD);
     t_int_eq(b.exit.signal, SIGKILL);
@@ -285,7 +285,7 @@ static void a_stop_waits_for_the_whole_tree(void **state)
 
     t_ok(proc_keeper.start(b.loop, &s, &user, &b, &b.proc, &err), &err);
     t_until(b.loop, said_ready(&b), WAIT_MS);
-    proc_keeper.stop(b.proc, PROC_STOPPED, NULL);
+    proc_keeper.stop(b.proc, PROC_STOPPED, NULL, 10000);
     t_until(b.loop, b.n_gone, WAIT_MS);
     t_int_eq(b.exit.tree_ended, 0, "it left by itself: %s", b.exit.why);
     t_true(b.exit.lived_ms < 10000);
@@ -326,7 +326,7 @@ static void a_hanging_keeper_cannot_hold_a_stop_up(void **state)
     t_ok(bed_try(&b, (struct how){ "wait", .term_ms = 1, .kill_ms = 1 }, &err), &err);
     unsetenv("FURLONG_FAULT");
     t_until(b.loop, said_ready(&b), WAIT_MS);
-    proc_keeper.stop(b.proc, PROC_STOPPED, "the job ended");
+    proc_keeper.stop(b.proc, PROC_STOPPED, "the job ended", 1);
     t_until(b.loop, b.n_gone, WAIT_MS);
     t_int_eq(b.exit.cause, PROC_STOPPED);
     t_has(b.exit.why, "the job ended");
@@ -350,7 +350,7 @@ static void a_new_daemon_adopts(void **state)
     t_ok(proc_keeper.adopt(b.loop, b.dir, &user, &b, &b.proc, &err), &err);
     t_until(b.loop, b.n_started, WAIT_MS);
     t_int_eq(b.pid, pid);
-    proc_keeper.stop(b.proc, PROC_STOPPED, "by its second daemon");
+    proc_keeper.stop(b.proc, PROC_STOPPED, "by its second daemon", 5000);
     t_until(b.loop, b.n_gone, WAIT_MS);
     t_has(b.exit.why, "by its second daemon");
     t_int_eq(b.exit.who.attempt, n_beds);
@@ -434,7 +434,7 @@ static void output_is_bounded(void **state)
     bed_start(&b, (struct how){ "flood", "6000000" });
     t_until(b.loop, said_ready(&b), WAIT_MS);
     t_until(b.loop, stat(b.out, &st) == 0 && st.st_blocks * 512 <= BOUND, WAIT_MS);
-    proc_keeper.stop(b.proc, PROC_STOPPED, NULL);
+    proc_keeper.stop(b.proc, PROC_STOPPED, NULL, 10000);
     t_until(b.loop, b.n_gone, WAIT_MS);
     bed_fini(&b);
 }

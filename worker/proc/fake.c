@@ -89,12 +89,13 @@ static enum fl_status fake_adopt(struct fl_loop *l, const char *dir, const struc
     return FL_OK;
 }
 
-static void fake_stop(struct proc *p, enum proc_cause why, const char *text)
+static void fake_stop(struct proc *p, enum proc_cause why, const char *text, uint32_t term_ms)
 {
     if (p->told.stopped)
         return;
     p->told.stopped = true;
     p->told.stop_cause = why;
+    p->told.stop_term_ms = term_ms;
     (void)FL_COPY(p->told.stop_text, text ? text : "");
     if (!p->stubborn)
         fl_post(p->loop, &p->end);

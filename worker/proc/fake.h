@@ -11,6 +11,7 @@ struct proc_fake_told { /* what the last start() was given, copied */
     bool adopted, stopped;
     enum proc_cause stop_cause;
     char stop_text[256];
+    uint32_t stop_term_ms;
     int seat_fd; /* a duplicate of the seat; proc_fake_forget_all() closes it */
 };
 size_t proc_fake_count(void); /* that were started or adopted and have not ended */

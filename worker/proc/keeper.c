@@ -241,6 +241,7 @@ static void send_stop(struct proc *p)
 
     form_begin(&f, FORM_STOP);
     form_put_u64(&f, FORM_CAUSE, p->stop_cause);
+    form_put_u64(&f, FORM_TERM_MS, p->term_ms);
     form_put_text(&f, FORM_WHY, p->stop_text);
     if (!form_end(&f) || send(p->control_fd, f.data, f.len, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
         fl_warn("stop not sent keeper=%d why=%s", p->keeper_pid, strerror(errno));
@@ -248,12 +249,13 @@ static void send_stop(struct proc *p)
     fl_timer_arm_in(p->loop, &p->overdue, (uint64_t)p->term_ms + p->kill_ms + SLACK_MS);
 }
 
-static void keeper_stop(struct proc *p, enum proc_cause why, const char *text)
+static void keeper_stop(struct proc *p, enum proc_cause why, const char *text, uint32_t term_ms)
 {
     if (p->stopping)
         return;
     p->stopping = true;
     p->stop_cause = why;
+    p->term_ms = term_ms;
     snprintf(p->stop_text, sizeof(p->stop_text), "%s", text ? text : "stopped");
     if (p->control_fd >= 0)
         send_stop(p);
@@ -285,7 +287,6 @@ static enum fl_status keeper_start(struct fl_loop *l, const struct proc_spec *s,
     if (!p)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a worker in %s", s->dir);
     p->exit.who = s->who;
-    p->term_ms = s->term_ms;
     p->kill_ms = s->kill_ms;
     proc_mark(p->mark, sizeof(p->mark), &s->who);
     FL_TRY(proc_spec_write(s, p->mark, err));
@@ -356,7 +357,7 @@ static enum fl_status keeper_adopt(struct fl_loop *l, const char *dir, const str
 
     if (!p)
         return fl_fail(err, FL_EXHAUSTED, "no memory to adopt %s", dir);
-    FL_TRY(proc_spec_who(dir, &p->exit.who, &p->term_ms, &p->kill_ms, err));
+    FL_TRY(proc_spec_who(dir, &p->exit.who, &p->kill_ms, err));
     proc_mark(p->mark, sizeof(p->mark), &p->exit.who);
     p->find.fire = on_find;
     p->find_until_ns = fl_loop_now_ns(l) + FIND_FOR_MS * 1000000ull;

@@ -44,7 +44,8 @@ struct proc_ops { /* proc_keeper; proc_fake for the tests of everything above it
     /* Finds the keeper by its socket in dir, or what it left: gone() then comes from the record. */
     enum fl_status (*adopt)(struct fl_loop *l, const char *dir, const struct proc_user *u,
                             void *arg, struct proc **out, struct fl_err *err);
-    void (*stop)(struct proc *p, enum proc_cause why, const char *text); /* term, kill, verify */
+    /* SIGTERM to the whole tree, SIGKILL term_ms later, looks that nobody is left. Again: nothing. */
+    void (*stop)(struct proc *p, enum proc_cause why, const char *text, uint32_t term_ms);
     void (*forget)(struct proc *p); /* the daemon leaves; keeper and worker live on */
 };
 extern const struct proc_ops proc_keeper, proc_fake;

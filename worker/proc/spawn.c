@@ -57,8 +57,8 @@ enum fl_status proc_spec_write(const struct proc_spec *s, const char *mark, stru
     return st;
 }
 
-enum fl_status proc_spec_who(const char *dir, struct fl_seat_ref *who, uint32_t *term_ms,
-                             uint32_t *kill_ms, struct fl_err *err)
+enum fl_status proc_spec_who(const char *dir, struct fl_seat_ref *who, uint32_t *kill_ms,
+                             struct fl_err *err)
 {
     char path[FL_PATH_MAX], *raw;
     struct form_field f;
@@ -77,8 +77,6 @@ enum fl_status proc_spec_who(const char *dir, struct fl_seat_ref *who, uint32_t 
             found = true;
         } else if (f.tag == FORM_ATTEMPT) {
             who->attempt = (uint32_t)form_u64(&f);
-        } else if (f.tag == FORM_TERM_MS) {
-            *term_ms = (uint32_t)form_u64(&f);
         } else if (f.tag == FORM_KILL_MS) {
             *kill_ms = (uint32_t)form_u64(&f);
         }
