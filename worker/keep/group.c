@@ -74,8 +74,7 @@ static bool own_path(const char *controller, char *out, size_t cap)
     return found;
 }
 
-/* Where that hierarchy is mounted, with our own path below it. */
-static bool own_folder(const char *controller, char *out, size_t cap)
+bool group_own_folder(const char *controller, char *out, size_t cap)
 {
     char line[1024], own[256];
     FILE *f;
@@ -111,7 +110,7 @@ static int leaf_make(const char *controller, const char *name, char out[256])
     int n;
 
     out[0] = 0;
-    if (!own_folder(controller, dir, sizeof(dir)))
+    if (!group_own_folder(controller, dir, sizeof(dir)))
         return ENOENT;
     n = snprintf(out, 256, "%s/%s", dir, name);
     if (n >= 256)
@@ -173,7 +172,7 @@ void group_find(struct group *g, const char *name)
     for (size_t i = 0; i < 3; i++) {
         char dir[256];
 
-        if (!own_folder(kinds[i], dir, sizeof(dir)) ||
+        if (!group_own_folder(kinds[i], dir, sizeof(dir)) ||
             snprintf(outs[i], 256, "%s/%s", dir, name) >= 256 || access(outs[i], F_OK) != 0)
             outs[i][0] = 0;
     }

@@ -5,6 +5,7 @@
  * the reason, and the tree is then ended through its parents alone. */
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct group {
@@ -20,3 +21,5 @@ uint64_t group_oom_kills(const struct group *g); /* by its own limit */
 void group_remove(struct group *g);
 /* For whoever comes after a keeper that was killed: the leaves of that name, if they are there. */
 void group_find(struct group *g, const char *name);
+/* Our own folder in the hierarchy with that controller ("": v2), wherever that is mounted. */
+bool group_own_folder(const char *controller, char *out, size_t cap);

@@ -1,0 +1,130 @@
+/* furlong-node - the worker daemon: one a node */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "common/base/fault.h"
+#include "common/base/file.h"
+#include "common/base/log.h"
+#include "common/conf/opt.h"
+#include "worker/node/node.h"
+
+enum { TERM_MS = 10000 };
+
+struct daemon {
+    struct fl_loop *loop;
+    struct node *node;
+    int64_t ready_fd;
+    int rc;
+};
+
+/* To whoever started us and waits for the line of readiness. */
+static void say_failed(int64_t fd, const struct fl_err *err)
+{
+    json_t *line = json_pack("{ss}", "error", err->text);
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+
+    if (fd >= 0 && text) {
+        (void)!write((int)fd, text, strlen(text)); /* nobody there: the log has it as well */
+        (void)!write((int)fd, "\n", 1);
+        close((int)fd);
+    }
+    fl_error("daemon fails why=%s", err->text);
+    free(text);
+    json_decref(line);
+}
+
+static void on_ended(void *arg, enum fl_status st, const struct fl_err *err)
+{
+    struct daemon *d = arg;
+
+    if (st != FL_OK) {
+        say_failed(d->ready_fd, err);
+        d->rc = st == FL_INVALID ? 2 : 1;
+    }
+    fl_loop_stop(d->loop);
+}
+
+static void on_signal(void *arg, int signal, int from_pid)
+{
+    struct daemon *d = arg;
+
+    fl_info("daemon ends signal=%d from=%d", signal, from_pid);
+    node_stop(d->node, signal == SIGINT ? "the daemon was interrupted" : "the daemon was stopped",
+              TERM_MS);
+}
+
+/* Workers inherit what is raised here: trainers map and open more than 1024 of everything. */
+static void raise_limits(void)
+{
+    struct rlimit r;
+
+    if (getrlimit(RLIMIT_NOFILE, &r) < 0 || r.rlim_cur == r.rlim_max)
+        return;
+    rlim_t was = r.rlim_cur;
+
+    r.rlim_cur = r.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &r) == 0)
+        fl_info("open files raised from=%llu to=%llu", (unsigned long long)was,
+                (unsigned long long)r.rlim_max);
+}
+
+static enum fl_status run(const struct node_config *cfg, struct daemon *d, struct fl_err *err)
+{
+    static const int signals[] = { SIGTERM, SIGINT };
+    struct fl_signals *s = NULL;
+    enum fl_status st = fl_fault_env(err);
+
+    if (st == FL_OK)
+        st = fl_loop_create(NULL, &d->loop, err);
+    if (st == FL_OK)
+        st = fl_signals_create(d->loop, signals, FL_LEN(signals), on_signal, d, &s, err);
+    if (st == FL_OK)
+        st = node_create(d->loop, cfg, on_ended, d, &d->node, err);
+    if (st == FL_OK)
+        fl_loop_run(d->loop);
+    node_destroy(d->node);
+    fl_signals_destroy(s);
+    fl_loop_destroy(d->loop);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    struct node_config cfg = { .carrier = &stream_rpc, .proc = &proc_keeper };
+    struct fl_opts o = {
+        .program = "furlong-node",
+        .usage = "--address=HOST:PORT [OPTION...]",
+        .about = "The worker daemon of one node. People use: furlong start --address=HOST:PORT",
+        .tables = { { NULL, node_opts, &cfg } },
+    };
+    char keeper[FL_PATH_MAX];
+    struct fl_err err = { 0 };
+    int rc = fl_opts_main(&o, argc, argv);
+
+    if (rc >= 0)
+        return rc;
+    struct daemon d = { .ready_fd = cfg.ready_fd };
+    enum fl_status st = FL_OK;
+
+    signal(SIGPIPE, SIG_IGN);
+    if (!cfg.address)
+        st = fl_fail(&err, FL_INVALID, "furlong-node needs --address=HOST:PORT, of the head");
+    if (st == FL_OK && o.n_words)
+        st = fl_fail(&err, FL_INVALID, "furlong-node: '%s' is no option", o.words[0]);
+    if (st == FL_OK && cfg.log_level)
+        st = fl_log_level_set(cfg.log_level, &err);
+    if (st == FL_OK)
+        st = fl_program_path("furlong-keep", keeper, &err);
+    if (st == FL_OK) {
+        cfg.keeper = keeper;
+        raise_limits();
+        st = run(&cfg, &d, &err);
+    }
+    if (st == FL_OK)
+        return d.rc;
+    say_failed(cfg.ready_fd, &err);
+    return st == FL_INVALID ? 2 : 1;
+}

@@ -1,0 +1,312 @@
+/* worker/node/serve.c - what the head asks of this node */
+#include <stdlib.h>
+
+#include "common/base/log.h"
+#include "common/proto/methods.h"
+#include "worker/node/node_priv.h"
+
+enum { PORTS_MAX = 256, PORTS_FROM = 20000 };
+
+struct release { /* answered when the last of its leases is free */
+    struct release *next;
+    struct node *node;
+    struct call_req *req;
+    size_t n;
+    uint64_t ids[];
+};
+
+static void refuse(struct call_req *req, const struct fl_err *err)
+{
+    if (req)
+        call_fail(req, err);
+}
+
+static void done(struct call_req *req)
+{
+    if (req)
+        call_reply(req, (struct fl_bytes){ 0 }, (struct fl_bytes){ 0 });
+}
+
+/* The service is the node. Before it has joined, nothing the head says counts. */
+static void *decode(struct node *n, struct call_req *req, const struct wire_msg *m,
+                    const ProtobufCMessageDescriptor *d)
+{
+    struct fl_err err;
+    void *msg = NULL;
+
+    if (!uplink_joined(n->up))
+        fl_fail(&err, FL_STALE, "this daemon has not joined on this connection");
+    else if (!(msg = protobuf_c_message_unpack(d, NULL, m->head.body_bytes, m->body)))
+        fl_fail(&err, FL_CORRUPT, "a %s of %u bytes cannot be decoded", d->short_name,
+                m->head.body_bytes);
+    if (!msg)
+        refuse(req, &err);
+    return msg;
+}
+
+static enum fl_status ports_find(struct node *n, const Fl__LeasePrepare *m,
+                                 uint32_t ports[PORTS_MAX], struct fl_err *err)
+{
+    uint16_t from =
+        m->has_ports_from && m->ports_from <= 65535 ? (uint16_t)m->ports_from : PORTS_FROM;
+
+    if (m->free_ports > PORTS_MAX)
+        return fl_fail(err, FL_INVALID, "%u ports asked, at most %d", m->free_ports, PORTS_MAX);
+    for (uint32_t i = 0; i < m->free_ports; i++) {
+        uint16_t port;
+
+        FL_TRY(node_port_free(n->addr.text, &from, &port, err));
+        ports[i] = port;
+    }
+    return FL_OK;
+}
+
+static void on_prepare(void *service, struct call_req *req, const struct wire_msg *w)
+{
+    struct node *n = service;
+    Fl__LeasePrepare *m = decode(n, req, w, &fl__lease_prepare__descriptor);
+    Fl__LeasePrepared reply = FL__LEASE_PREPARED__INIT;
+    uint32_t ports[PORTS_MAX];
+    struct fl_err err;
+
+    if (!m)
+        return;
+    enum fl_status st = node_may_start(n)
+                            ? ports_find(n, m, ports, &err)
+                            : fl_fail(&err, FL_CANCELLED, "node %s is ending", n->name);
+
+    if (st == FL_OK)
+        st = leases_prepare(n->leases, m, &n->ident.highest, &n->ident.me, &err);
+    if (st == FL_OK) {
+        reply.ports = ports;
+        reply.n_ports = m->free_ports;
+        struct fl_bytes b = node_pack(&reply.base);
+
+        if (req)
+            call_reply(req, b, (struct fl_bytes){ 0 });
+        free((void *)(uintptr_t)b.data);
+    } else {
+        refuse(req, &err);
+    }
+    fl__lease_prepare__free_unpacked(m, NULL);
+}
+
+static void on_commit(void *service, struct call_req *req, const struct wire_msg *w)
+{
+    struct node *n = service;
+    Fl__LeaseIds *m = decode(n, req, w, &fl__lease_ids__descriptor);
+    struct fl_err err;
+
+    if (!m)
+        return;
+    if (leases_commit(n->leases, m->ids, m->n_ids, &err) == FL_OK)
+        done(req);
+    else
+        refuse(req, &err);
+    fl__lease_ids__free_unpacked(m, NULL);
+}
+
+/* ---- release -----------------------------------------------------------------------------------
+ */
+
+static bool held(const struct node *n, const struct release *r)
+{
+    for (size_t i = 0; i < r->n; i++)
+        if (leases_has(n->leases, r->ids[i]))
+            return true;
+    return false;
+}
+
+static void release_take(struct release *r)
+{
+    struct release **at = &r->node->releases;
+
+    while (*at && *at != r)
+        at = &(*at)->next;
+    if (*at)
+        *at = r->next;
+}
+
+static void on_unwanted(void *arg, struct call_req *req)
+{
+    struct release *r = arg;
+
+    release_take(r); /* the leases go all the same */
+    done(req);
+    free(r);
+}
+
+void serve_releases(struct node *n)
+{
+    for (struct release *r = n->releases, *next; r; r = next) {
+        next = r->next;
+        if (held(n, r))
+            continue;
+        release_take(r);
+        done(r->req);
+        free(r);
+    }
+}
+
+static void end_work_on(struct node *n, uint64_t lease)
+{
+    for (struct worker *w = n->workers, *next; w; w = next) {
+        next = w->hh.next;
+        for (size_t i = 0; i < w->spec->n_leases; i++)
+            if (w->spec->leases[i] == lease)
+                worker_stop(w, PROC_STOPPED, "its lease was released", NODE_TERM_MS);
+    }
+}
+
+static void on_release(void *service, struct call_req *req, const struct wire_msg *w)
+{
+    struct node *n = service;
+    Fl__LeaseIds *m = decode(n, req, w, &fl__lease_ids__descriptor);
+    struct release *r;
+    struct fl_err err;
+
+    if (!m)
+        return;
+    for (size_t i = 0; i < m->n_ids; i++) {
+        leases_release(n->leases, m->ids[i]);
+        end_work_on(n, m->ids[i]);
+    }
+    leases_sweep(n->leases);
+    r = req ? calloc(1, sizeof(*r) + m->n_ids * sizeof(r->ids[0])) : NULL;
+    if (r) {
+        r->node = n;
+        r->req = req;
+        r->n = m->n_ids;
+        if (m->n_ids)
+            memcpy(r->ids, m->ids, m->n_ids * sizeof(r->ids[0]));
+        r->next = n->releases;
+        n->releases = r;
+        call_on_unwanted(req, on_unwanted, r);
+        serve_releases(n);
+    } else if (req) {
+        fl_fail(&err, FL_EXHAUSTED, "no memory to release leases");
+        refuse(req, &err);
+    }
+    fl__lease_ids__free_unpacked(m, NULL);
+}
+
+void serve_drop(struct node *n)
+{
+    while (n->releases) {
+        struct release *r = n->releases;
+
+        n->releases = r->next;
+        done(r->req);
+        free(r);
+    }
+}
+
+/* ---- workers -----------------------------------------------------------------------------------
+ */
+
+static void on_start(void *service, struct call_req *req, const struct wire_msg *w)
+{
+    struct node *n = service;
+    Fl__WorkerSpec *m = decode(n, req, w, &fl__worker_spec__descriptor);
+    struct fl_err err;
+
+    if (!m)
+        return;
+    enum fl_status st = node_may_start(n)
+                            ? worker_start(n, m, &err)
+                            : fl_fail(&err, FL_CANCELLED, "node %s is ending", n->name);
+
+    if (st == FL_OK)
+        done(req);
+    else
+        refuse(req, &err);
+    if (st != FL_OK)
+        fl_warn("worker not started role=%s rank=%u why=\"%s\"", m->role, m->rank, err.text);
+    explicit_bzero(m->key.data, m->key.len);
+    fl__worker_spec__free_unpacked(m, NULL);
+}
+
+static bool seat_of(const Fl__SeatRef *r, struct fl_seat_ref *out)
+{
+    *out = (struct fl_seat_ref){ .attempt = r->attempt };
+    if (r->worker.len != sizeof(out->id))
+        return false;
+    memcpy(&out->id, r->worker.data, sizeof(out->id));
+    return true;
+}
+
+static void on_stop(void *service, struct call_req *req, const struct wire_msg *w)
+{
+    struct node *n = service;
+    Fl__WorkerStop *m = decode(n, req, w, &fl__worker_stop__descriptor);
+    struct fl_seat_ref who;
+    struct fl_err err;
+    char id[FL_SHORT];
+
+    if (!m)
+        return;
+    struct worker *k = seat_of(m->who, &who) ? worker_find(n, &who) : NULL;
+
+    if (k) { /* ended already: its end is on the way */
+        worker_stop(k, m->cause <= PROC_KEEPER_LOST ? (enum proc_cause)m->cause : PROC_STOPPED,
+                    m->text,
+                    m->has_term_ms         ? m->term_ms
+                    : k->spec->has_term_ms ? k->spec->term_ms
+                                           : NODE_TERM_MS);
+        done(req);
+    } else {
+        fl_fail(&err, FL_NOT_FOUND, "worker %s attempt %u does not run on node %s",
+                fl_short(id, &who.id), who.attempt, n->name);
+        refuse(req, &err);
+    }
+    fl__worker_stop__free_unpacked(m, NULL);
+}
+
+static void on_deliver(void *service, struct call_req *req, const struct wire_msg *w)
+{
+    struct node *n = service;
+    Fl__Deliver *m = decode(n, req, w, &fl__deliver__descriptor);
+    struct fl_seat_ref who;
+    struct fl_err err;
+
+    if (!m)
+        return;
+    struct worker *k = seat_of(m->to, &who) ? worker_find(n, &who) : NULL;
+    enum fl_status st = k && m->method <= UINT16_MAX
+                            ? line_event(k, (uint16_t)m->method,
+                                         (struct fl_bytes){ m->body.data, m->body.len }, &err)
+                            : fl_fail(&err, FL_NOT_FOUND, "no such worker here");
+
+    if (st != FL_OK)
+        fl_debug("event not delivered method=%u why=\"%s\"", m->method,
+                 err.text); /* it asks when it is back */
+    if (st == FL_OK)
+        done(req);
+    else
+        refuse(req, &err);
+    fl__deliver__free_unpacked(m, NULL);
+}
+
+static void on_shutdown(void *service, struct call_req *req, const struct wire_msg *w)
+{
+    struct node *n = service;
+    Fl__Shutdown *m = decode(n, req, w, &fl__shutdown__descriptor);
+
+    if (!m)
+        return;
+    done(req);
+    node_stop(n, m->why && *m->why ? m->why : "the head ends the cluster",
+              m->has_term_ms ? m->term_ms : NODE_TERM_MS);
+    fl__shutdown__free_unpacked(m, NULL);
+}
+
+const struct call_method serve_methods[] = {
+    { FL_LEASE_PREPARE, "lease_prepare", on_prepare, NULL, NULL },
+    { FL_LEASE_COMMIT, "lease_commit", on_commit, NULL, NULL },
+    { FL_LEASE_RELEASE, "lease_release", on_release, NULL, NULL },
+    { FL_WORKER_START, "worker_start", on_start, NULL, NULL },
+    { FL_WORKER_STOP, "worker_stop", on_stop, NULL, NULL },
+    { FL_DELIVER, "deliver", on_deliver, NULL, NULL },
+    { FL_NODE_SHUTDOWN, "node_shutdown", on_shutdown, NULL, NULL },
+};
+const size_t serve_n_methods = FL_LEN(serve_methods);
