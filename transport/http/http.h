@@ -9,7 +9,7 @@
 
 /* ==== server ====================================================================================== */
 struct http_server;
-struct http_req; /* good until it is answered, or gone() ran */
+struct http_req; /* good until it is answered, or gone() ran; who keeps it beyond the handler sets gone */
 
 struct http_route { /* a table of these, ended by { 0 }; the first that fits serves */
     const char *method;  /* "GET"; NULL: every method */
@@ -67,12 +67,14 @@ void http_reply_header(struct http_req *req, const char *name, const char *fmt, 
     __attribute__((format(printf, 3, 4)));
 
 /* An answer of unknown length, written bit by bit. After start the request is the stream's:
- * write copies; FL_AGAIN past 256 KiB waiting, more() runs when there is room again;
- * gone() (http_req_on_gone) when the client left. end closes it properly. */
+ * write copies; FL_AGAIN past 256 KiB waiting, more() runs when there is room again; gone()
+ * (http_req_on_gone, its arg is more's too) when the client left. end closes it properly; cut breaks
+ * the connection, so that the client knows that something is missing. */
 enum fl_status http_reply_start(struct http_req *req, unsigned status, const char *content_type,
                                 void (*more)(void *arg, struct http_req *req), struct fl_err *err);
 enum fl_status http_reply_write(struct http_req *req, struct fl_bytes bytes, struct fl_err *err);
 void http_reply_end(struct http_req *req);
+void http_reply_cut(struct http_req *req);
 
 unsigned http_status_of(enum fl_status st);
 
@@ -84,7 +86,8 @@ struct http_ask {
     struct fl_bytes body;        /* copied when the call is started in a loop */
     uint32_t timeout_ms;         /* of the whole request; 0: 30 s */
     size_t answer_max_bytes;     /* 0: 64 MiB; more ends it FL_EXHAUSTED */
-    /* Reading as it comes: body stays empty then. A status other than FL_OK ends the request. */
+    /* Reading as it comes: body stays empty then. A status other than FL_OK ends the request, and is
+     * the only way to end it from inside. */
     enum fl_status (*piece)(void *arg, unsigned status, struct fl_bytes piece);
     void *arg;
 };

@@ -1,0 +1,402 @@
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/base/fault.h"
+#include "transport/http/server_priv.h"
+
+enum { BACKLOG = 128, IGNORED_MAX = 4 << 20, LAST_TURNS = 8 };
+
+/* ---- MHD's turns: its epoll descriptor is one of ours, and its next timeout a timer of ours */
+
+static void run(struct http_server *s)
+{
+    MHD_UNSIGNED_LONG_LONG ms;
+
+    MHD_run(s->mhd);
+    if (MHD_get_timeout(s->mhd, &ms) == MHD_YES)
+        fl_timer_arm_in(s->loop, &s->timer, ms);
+    else
+        fl_timer_cancel(&s->timer);
+}
+
+static void on_ready(void *arg, unsigned events)
+{
+    (void)events;
+    run(arg);
+}
+
+static void on_timer(struct fl_timer *t, uint64_t now_ns)
+{
+    (void)now_ns;
+    run(container_of(t, struct http_server, timer));
+}
+
+static void on_kick(struct fl_task *t)
+{
+    run(container_of(t, struct http_server, kick));
+}
+
+void http_kick(struct http_server *s)
+{
+    fl_post(s->loop, &s->kick); /* never inside MHD: a handler may be under way */
+}
+
+/* ---- who may ask */
+
+static bool is_loopback(struct MHD_Connection *conn)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    const struct sockaddr_in *v4;
+    const struct sockaddr_in6 *v6;
+
+    if (!info || !info->client_addr)
+        return false;
+    v4 = (const struct sockaddr_in *)info->client_addr;
+    v6 = (const struct sockaddr_in6 *)info->client_addr;
+    if (v4->sin_family == AF_INET)
+        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+    return v6->sin6_family == AF_INET6 &&
+           (IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) ||
+            (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) && v6->sin6_addr.s6_addr[12] == 127));
+}
+
+static void refuse(struct http_req *req, unsigned status, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void refuse(struct http_req *req, unsigned status, const char *fmt, ...)
+{
+    va_list ap;
+
+    req->early = status;
+    va_start(ap, fmt);
+    vsnprintf(req->early_text, sizeof(req->early_text), fmt, ap);
+    va_end(ap);
+}
+
+/* A page of another site must not make a browser speak to us, whatever it asks for. */
+static bool from_here(struct http_req *req)
+{
+    const char *host = http_req_header(req, "Host"), *origin = http_req_header(req, "Origin");
+    const char *site = http_req_header(req, "Sec-Fetch-Site");
+
+    if (host && !http_host_ok(host, req->server->host, req->server->c.hosts)) {
+        refuse(req, 403,
+               "Host %.100s is no name of this server: use its address, or name it in the "
+               "server's hosts",
+               host);
+        return false;
+    }
+    if (!http_origin_ok(origin, host) || (site && strcasecmp(site, "cross-site") == 0)) {
+        refuse(req, 403, "a page of another site (Origin %.100s) may not ask here",
+               origin ? origin : "hidden");
+        return false;
+    }
+    return true;
+}
+
+static bool allowed(struct http_req *req)
+{
+    struct http_server *s = req->server;
+    const char *bearer = http_bearer(http_req_header(req, "Authorization"));
+
+    if (req->route->open)
+        return true;
+    if (s->c.allowed ? s->c.allowed(s->c.arg, req, bearer, req->loopback) : req->loopback)
+        return true;
+    if (!bearer)
+        http_reply_header(req, "WWW-Authenticate", "Bearer");
+    refuse(req, bearer ? 403 : 401,
+           bearer ? "the token is not this server's"
+                  : "a token is needed from other hosts: Authorization: Bearer TOKEN");
+    return false;
+}
+
+/* What is refused before the body is looked at. */
+static void look(struct http_req *req)
+{
+    const char *length = http_req_header(req, "Content-Length");
+    int64_t n;
+    bool known;
+
+    if (!from_here(req))
+        return;
+    req->route =
+        http_route_find(req->server->c.routes, req->method, req->path, &req->params, &known);
+    if (!req->route) {
+        refuse(req, known ? 405 : 404, known ? "%s is not for %.120s" : "there is no %s %.120s",
+               req->method, req->path);
+        return;
+    }
+    if (!allowed(req))
+        return;
+    req->body_max =
+        req->route->body_max_bytes ? req->route->body_max_bytes : req->server->c.body_max_bytes;
+    if (length &&
+        (fl_parse_i64(length, 0, INT64_MAX, &n, NULL) != FL_OK || (uint64_t)n > req->body_max))
+        refuse(req, 413, "a body of %.20s bytes, at most %zu are taken", length, req->body_max);
+}
+
+/* ---- one request through MHD */
+
+static struct http_req *begin(struct http_server *s, struct MHD_Connection *conn, const char *url,
+                              const char *method)
+{
+    struct http_req *req = FL_FAULT("http.req") ? NULL : calloc(1, sizeof(*req));
+
+    if (!req)
+        return NULL;
+    req->server = s;
+    req->conn = conn;
+    req->loopback = is_loopback(conn);
+    req->next = s->reqs;
+    if (req->next)
+        req->next->prev = req;
+    s->reqs = req;
+    if (!FL_COPY(req->method, method) || !FL_COPY(req->path, url))
+        refuse(req, 414, "a path of more than %d bytes", HTTP_PATH_MAX - 1);
+    else
+        look(req);
+    return req;
+}
+
+static bool take(struct http_req *req, const char *data, size_t n)
+{
+    if (!req->early && n > req->body_max - req->body_len)
+        refuse(req, 413, "the body has more than %zu bytes", req->body_max);
+    if (req->early) {
+        req->ignored += n;
+        return req->ignored <= IGNORED_MAX; /* then it is closed instead of answered */
+    }
+    if (req->body_len + n + 1 > req->body_cap) {
+        size_t cap = req->body_cap ? req->body_cap * 2 : 4096;
+        char *p;
+
+        cap = cap > req->body_len + n + 1 ? cap : req->body_len + n + 1;
+        p = FL_FAULT("http.body") ? NULL : realloc(req->body, cap);
+        if (!p)
+            return false;
+        req->body = p;
+        req->body_cap = cap;
+    }
+    memcpy(req->body + req->body_len, data, n);
+    req->body_len += n;
+    req->body[req->body_len] = 0;
+    return true;
+}
+
+static enum MHD_Result handle(struct http_req *req)
+{
+    struct http_server *s = req->server;
+
+    if (s->ending)
+        refuse(req, 503, "this server ends");
+    if (req->early) {
+        http_set_error(req, req->early, req->early_text);
+        req->state = HTTP_ANSWERED;
+        return http_req_answer(req);
+    }
+    req->state = HTTP_HANDLED;
+    req->in_handler = true;
+    req->route->handle(s->c.arg, req);
+    req->in_handler = false;
+    if (req->state == HTTP_ANSWERED || req->state == HTTP_STREAMING)
+        return http_req_answer(req);
+    if (req->state == HTTP_LEFT) /* cut before it began */
+        return MHD_NO;
+    req->suspended = true;
+    MHD_suspend_connection(req->conn);
+    return MHD_YES;
+}
+
+static enum MHD_Result on_request(void *arg, struct MHD_Connection *conn, const char *url,
+                                  const char *method, const char *version, const char *data,
+                                  size_t *data_len, void **slot)
+{
+    struct http_req *req = *slot;
+
+    (void)version;
+    if (!req) {
+        *slot = req = begin(arg, conn, url, method);
+        if (!req)
+            return MHD_NO;
+        /* A body that is refused is not waited for: MHD answers now and closes. */
+        if (req->early && http_req_header(req, "Content-Length") &&
+            strcmp(http_req_header(req, "Content-Length"), "0") != 0)
+            return handle(req);
+        return MHD_YES;
+    }
+    if (*data_len) {
+        size_t n = *data_len;
+
+        *data_len = 0;
+        return take(req, data, n) ? MHD_YES : MHD_NO;
+    }
+    switch (req->state) {
+    case HTTP_READING:
+        return handle(req);
+    case HTTP_ANSWERED:
+    case HTTP_STREAMING:
+        return http_req_answer(req); /* it slept, and has its answer now */
+    default:
+        return MHD_NO;
+    }
+}
+
+static void on_completed(void *arg, struct MHD_Connection *conn, void **slot,
+                         enum MHD_RequestTerminationCode how)
+{
+    struct http_req *req = *slot;
+
+    (void)arg;
+    (void)conn;
+    (void)how;
+    if (!req)
+        return;
+    *slot = NULL;
+    http_req_left(req);
+    http_req_free(req);
+}
+
+/* ---- the server */
+
+static enum fl_status listen_at(const char *host, uint16_t *port, int *out, struct fl_err *err)
+{
+    union {
+        struct sockaddr sa;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } a = { .v4 = { .sin_family = AF_INET, .sin_port = htons(*port) } };
+    socklen_t len = sizeof(a.v4);
+    int fd, one = 1;
+
+    if (inet_pton(AF_INET, strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, &a.v4.sin_addr) !=
+        1) {
+        a.v6 = (struct sockaddr_in6){ .sin6_family = AF_INET6, .sin6_port = htons(*port) };
+        len = sizeof(a.v6);
+        if (inet_pton(AF_INET6, host, &a.v6.sin6_addr) != 1)
+            return fl_fail(err, FL_INVALID, "HTTP at %s: that is no address", host);
+    }
+    fd = FL_FAULT("http.socket")
+             ? -1
+             : socket(a.sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return fl_fail_errno(err, "socket for HTTP at %s port %u", host, *port);
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)); /* bind says it */
+    if (FL_FAULT("http.bind") || bind(fd, &a.sa, len) < 0 || listen(fd, BACKLOG) < 0 ||
+        getsockname(fd, &a.sa, &len) < 0) {
+        int number = errno;
+
+        close(fd);
+        errno = number;
+        if (number == EADDRINUSE)
+            return fl_fail(err, FL_EXISTS,
+                           "HTTP port %u of %s is in use by another process: choose another "
+                           "one",
+                           *port, host);
+        if (number == EADDRNOTAVAIL)
+            return fl_fail(err, FL_UNREACHABLE, "no interface of this machine has the address %s",
+                           host);
+        return fl_fail_errno(err, "HTTP at %s port %u", host, *port);
+    }
+    *port = ntohs(a.sa.sa_family == AF_INET ? a.v4.sin_port : a.v6.sin6_port);
+    *out = fd;
+    return FL_OK;
+}
+
+static enum fl_status start(struct http_server *s, int fd, struct fl_err *err)
+{
+    const union MHD_DaemonInfo *info;
+    unsigned idle_s = (s->c.idle_ms + 999) / 1000;
+
+    if (!FL_FAULT("http.start"))
+        s->mhd = MHD_start_daemon(
+            MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_request, s,
+            MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
+            MHD_OPTION_CONNECTION_LIMIT, s->c.connections_max, MHD_OPTION_CONNECTION_TIMEOUT,
+            idle_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_MEMORY,
+            MHD_OPTION_END);
+    if (!s->mhd) {
+        close(fd);
+        return fl_fail(err, FL_EXHAUSTED,
+                       "HTTP at %s port %u could not start: out of memory or descriptors", s->host,
+                       s->port);
+    }
+    info = MHD_get_daemon_info(s->mhd, MHD_DAEMON_INFO_EPOLL_FD);
+    if (!info)
+        return fl_fail(err, FL_UNSUPPORTED, "libmicrohttpd has no epoll here");
+    return fl_watch_create(s->loop, info->epoll_fd, POLLIN, on_ready, s, &s->watch, err);
+}
+
+enum fl_status http_server_create(struct fl_loop *l, const struct http_config *c,
+                                  struct http_server **out, struct fl_err *err)
+{
+    struct http_server *s = calloc(1, sizeof(*s));
+    enum fl_status st;
+    int fd;
+
+    if (!s)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for an HTTP server");
+    s->loop = l;
+    s->c = *c;
+    s->c.body_max_bytes = c->body_max_bytes ? c->body_max_bytes : HTTP_BODY_MAX;
+    s->c.connections_max = c->connections_max ? c->connections_max : HTTP_CONNECTIONS;
+    s->c.idle_ms = c->idle_ms ? c->idle_ms : HTTP_IDLE_MS;
+    s->host = strdup(c->host ? c->host : "127.0.0.1");
+    s->port = c->port;
+    s->timer.fire = on_timer;
+    s->kick.run = on_kick;
+    st = s->host ? listen_at(s->host, &s->port, &fd, err)
+                 : fl_fail(err, FL_EXHAUSTED, "no memory for a name");
+    if (st == FL_OK)
+        st = start(s, fd, err);
+    if (st != FL_OK) {
+        http_server_destroy(s);
+        return st;
+    }
+    *out = s;
+    return FL_OK;
+}
+
+uint16_t http_server_port(const struct http_server *s)
+{
+    return s->port;
+}
+
+/* Connections that sleep are woken before MHD stops, or it would wait for them. */
+static void answer_the_rest(struct http_server *s)
+{
+    bool again = true;
+
+    s->ending = true;
+    for (int i = 0; i < LAST_TURNS && again; i++) {
+        again = false;
+        for (struct http_req *req = s->reqs, *next; req; req = next) {
+            next = req->next;
+            again |= req->suspended;
+            http_req_end(req);
+        }
+        MHD_run(s->mhd);
+        MHD_run(s->mhd); /* one turn takes up what was woken, the next one writes */
+    }
+}
+
+void http_server_destroy(struct http_server *s)
+{
+    if (!s)
+        return;
+    if (s->mhd) {
+        answer_the_rest(s);
+        fl_watch_destroy(s->watch);
+        MHD_stop_daemon(s->mhd);
+    }
+    fl_timer_cancel(&s->timer);
+    fl_task_cancel(s->loop, &s->kick);
+    free(s->host);
+    free(s);
+}

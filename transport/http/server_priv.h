@@ -1,0 +1,89 @@
+/* transport/http/server_priv.h - the inside of the HTTP server; private to http and its tests */
+#pragma once
+#include <microhttpd.h>
+
+#include "common/base/str.h"
+#include "transport/http/http.h"
+
+enum {
+    HTTP_PARAMS = 4,
+    HTTP_PATH_MAX = 2048,
+    HTTP_NAME_MAX = 256,
+    HTTP_BODY_MAX = 1 << 20,
+    HTTP_CONNECTIONS = 256,
+    HTTP_IDLE_MS = 30000,
+    HTTP_CONNECTION_MEMORY = 64 << 10, /* headers of one request */
+    HTTP_STREAM_BYTES = 256 << 10
+};
+/* ---- route.c: pure */
+struct http_params {
+    unsigned n;
+    struct { char name[32]; const char *value; } p[HTTP_PARAMS]; /* values in text */
+    char text[HTTP_PATH_MAX];
+};
+/* The first route that fits. NULL: none; *known: a route with another method would. */
+const struct http_route *http_route_find(const struct http_route *routes, const char *method,
+                                         const char *path, struct http_params *out, bool *known);
+/* Host names a machine of ours: an address, localhost, one of names. A name that anybody can point at
+ * this machine is not enough: behind it stands a page of somebody else (DNS rebinding). */
+bool http_host_ok(const char *host_header, const char *own_host, const char *const *names);
+/* Origin is absent or the very host and port that are asked. */
+bool http_origin_ok(const char *origin, const char *host_header);
+const char *http_bearer(const char *authorization); /* NULL: none */
+
+/* ---- a request, from its first line until MHD is done with it */
+enum http_state {
+    HTTP_READING,   /* its body comes                                          */
+    HTTP_HANDLED,   /* the handler has it; without an answer so far            */
+    HTTP_ANSWERED,  /* response is there, or goes                              */
+    HTTP_STREAMING, /* response goes, and more of it is written                */
+    HTTP_LEFT       /* the client is gone: the handler's is over               */
+};
+struct http_req {
+    struct http_server *server;
+    struct MHD_Connection *conn;
+    const struct http_route *route;
+    struct http_req *prev, *next; /* of all */
+    enum http_state state;
+    char method[16];
+    char path[HTTP_PATH_MAX];
+    struct http_params params;
+    char *body;
+    size_t body_len, body_cap, body_max, ignored;
+    bool loopback, in_handler, suspended;
+    unsigned early; /* status of a refusal that waits for the body to end */
+    char early_text[256];
+
+    struct MHD_Response *response;
+    unsigned status;
+    struct { char name[64]; char value[256]; } headers[8];
+    unsigned n_headers;
+    struct fl_watch *hangup; /* while somebody wants to know */
+    void (*gone)(void *arg, struct http_req *req);
+    void *gone_arg;
+
+    char *stream; /* bytes that wait to be sent, from stream_from on */
+    size_t stream_len, stream_from, stream_cap;
+    bool stream_end, stream_full;
+    void (*more)(void *arg, struct http_req *req);
+    struct fl_task more_task;
+};
+struct http_server {
+    struct fl_loop *loop;
+    struct http_config c;
+    char *host;
+    uint16_t port;
+    struct MHD_Daemon *mhd;
+    struct fl_watch *watch;
+    struct fl_timer timer;
+    struct fl_task kick;
+    struct http_req *reqs;
+    bool ending;
+};
+void http_kick(struct http_server *s); /* MHD has something to do */
+/* req.c */
+enum MHD_Result http_req_answer(struct http_req *req); /* response is handed to MHD */
+void http_req_left(struct http_req *req);              /* tells the handler, once   */
+void http_req_end(struct http_req *req);               /* the server goes: 503      */
+void http_req_free(struct http_req *req);
+void http_set_error(struct http_req *req, unsigned status, const char *text);
