@@ -196,6 +196,12 @@ static void driver_again(struct job *j, struct seat *d)
     head_kick(h);
 }
 
+/* Exit code 2: what the driver was given is wrong, and would be the next time too. */
+static bool refused(const Fl__Exit *x)
+{
+    return x && x->cause == EXIT_EXITED && x->code == 2;
+}
+
 static void driver_over(struct job *j, struct seat *d)
 {
     const Fl__Exit *x = d->rec->exit;
@@ -205,7 +211,7 @@ static void driver_over(struct job *j, struct seat *d)
         finish(j, FL__JOB_STATUS__JOB_STOPPED, NULL, NULL, "Job was intentionally stopped.");
     else if (x && x->cause == EXIT_EXITED && x->code == 0)
         finish(j, FL__JOB_STATUS__JOB_SUCCEEDED, &ok, NULL, "Job finished successfully.");
-    else if (d->rec->restarts < j->rec->driver_restarts && !j->head->foreign_to)
+    else if (d->rec->restarts < j->rec->driver_restarts && !j->head->foreign_to && !refused(x))
         driver_again(j, d);
     else if (x)
         fail_with_log(j, x);

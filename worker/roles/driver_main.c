@@ -6,13 +6,25 @@
 #include "common/base/fault.h"
 #include "worker/roles/drv_seat.h"
 
-/* Bad input is 2, as everywhere; 1 is our own failure. */
-static int exit_code(enum fl_status st, bool set_up)
+/* 2: would be the same the next time, so the head does not start this driver again. */
+static int exit_code(enum fl_status st)
 {
-    return st == FL_OK ? 0 : set_up ? 1 : 2;
+    switch (st) {
+    case FL_OK:
+        return 0;
+    case FL_INVALID:
+    case FL_UNSUPPORTED:
+    case FL_CORRUPT: /* --ci-test, a checkpoint */
+    case FL_NOT_FOUND:
+    case FL_DENIED:
+    case FL_EXISTS:
+        return 2;
+    default:
+        return 1;
+    }
 }
 
-static enum fl_status join_and_run(struct driver *d, bool *set_up, struct fl_err *err)
+static enum fl_status join_and_run(struct driver *d, struct fl_err *err)
 {
     struct drv_seat *s = d->seat;
 
@@ -24,7 +36,6 @@ static enum fl_status join_and_run(struct driver *d, bool *set_up, struct fl_err
     d->attempt = me->attempt;
     snprintf(d->run_dir, sizeof(d->run_dir), "%s", me->run_dir);
     FL_TRY(drv_setup(d, err));
-    *set_up = true;
     for (unsigned i = 0; i < d->flags.n_notes; i++)
         drv_say(d, "%s", d->flags.notes[i]);
     return drv_run(d, err);
@@ -35,7 +46,6 @@ int main(int argc, char **argv)
     static struct driver d = { .steps_fd = -1, .log_fd = -1, .out_fd = STDOUT_FILENO };
     struct drv_seat seat = { 0 };
     struct fl_err err = { 0 };
-    bool set_up = false;
     enum fl_status st;
 
     (void)signal(SIGPIPE, SIG_IGN); /* a --reward-cmd that does not read to the end */
@@ -51,7 +61,7 @@ int main(int argc, char **argv)
         return 0;
     }
     if (st == FL_OK)
-        st = join_and_run(&d, &set_up, &err);
+        st = join_and_run(&d, &err);
     if (st != FL_OK) {
         fprintf(stderr, "furlong-driver: %s\n", err.text);
         if (d.log_fd >= 0)
@@ -60,5 +70,5 @@ int main(int argc, char **argv)
     d.ops->finish(&d);
     furlong_leave(seat.f);
     drv_fini(&d);
-    return exit_code(st, set_up);
+    return exit_code(st);
 }
