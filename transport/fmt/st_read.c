@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -239,12 +240,17 @@ static enum fl_status read_header(struct st_file *f, struct fl_err *err)
         return fl_fail(err, FL_CORRUPT, "%s: the header does not begin with {", f->name);
     f->data = f->map + 8 + len;
     f->data_bytes = f->bytes - 8 - len;
-    enum fl_status st =
-        fl_json_parse((const char *)f->map + 8, len, f->name, ST_MAX_HEADER, &f->header, err);
+    char what[FL_PATH_MAX + 16];
 
-    if (st != FL_OK)
-        return fl_wrap(err, st == FL_INVALID ? FL_CORRUPT : st, "header");
-    return FL_OK;
+    snprintf(what, sizeof(what), "%s: header", f->name);
+    enum fl_status st =
+        fl_json_parse((const char *)f->map + 8, len, what, ST_MAX_HEADER, &f->header, err);
+
+    if (st != FL_INVALID)
+        return st;
+    if (err)
+        err->status = FL_CORRUPT; /* of the file, not of a caller */
+    return FL_CORRUPT;
 }
 
 static enum fl_status map_file(const char *path, struct st_file *f, struct fl_err *err)
