@@ -445,7 +445,11 @@ static void heard_state(struct co_member *m, enum fl_status st, const struct wir
     struct fl_err err = why ? *why : (struct fl_err){ 0 };
 
     if (st == FL_UNREACHABLE || st == FL_AGAIN) {
-        fl_muster_at(m->c->muster, m->muster_at, "begin: %s", err.text);
+        if (m->ask == ask_wait)
+            fl_muster_at(m->c->muster, m->muster_at, "no answer; staging, bucket %u of %u before", m->st.buckets_in,
+                         m->st.buckets_all);
+        else
+            fl_muster_at(m->c->muster, m->muster_at, "begin: %s", err.text);
         co_again(m, m->ask);
         return;
     }

@@ -1,0 +1,628 @@
+#include "tests/xfer/epoch_rig.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include "common/base/log.h"
+
+/* clang-format off */
+static const struct xfer_tensor tensors[RIG_TENSORS] = { /* sorted by name */
+    { "embed",        FL_F32,  2, { 96, 64 } },
+    { "layer.down",   FL_BF16, 2, { 64, 160 } },
+    { "layer.norm",   FL_F32,  1, { 64 } },
+    { "layer.qkv",    FL_BF16, 3, { 4, 48, 64 } },
+    { "layer.up",     FL_F16,  2, { 160, 64 } },
+    { "scale",        FL_F32,  0, { 0 } },
+    { "table",        FL_U8,   1, { 1026 } },
+};
+/* The dimension that a shard is cut along; -1: each rank holds all of it. */
+static const int cut_dim[RIG_TENSORS] = { 0, 1, -1, 1, 0, -1, -1 };
+/* clang-format on */
+
+static uint64_t model_bytes(void)
+{
+    uint64_t n = 0;
+
+    for (unsigned i = 0; i < RIG_TENSORS; i++)
+        n += xfer_tensor_bytes(&tensors[i]);
+    return n;
+}
+
+static const uint8_t *reference(struct rig *r, uint64_t version)
+{
+    uint64_t seed = version * 7919 + 1, n = model_bytes();
+
+    t_true(version < FL_LEN(r->model));
+    if (!r->model[version]) {
+        r->model[version] = malloc(n);
+        for (uint64_t i = 0; i < n; i++)
+            r->model[version][i] = (uint8_t)(t_random(&seed) >> 32);
+    }
+    return r->model[version];
+}
+
+static const uint8_t *reference_of(struct rig *r, uint64_t version, unsigned tensor)
+{
+    const uint8_t *at = reference(r, version);
+
+    for (unsigned i = 0; i < tensor; i++)
+        at += xfer_tensor_bytes(&tensors[i]);
+    return at;
+}
+
+/* fn(whole tensor at, piece at, bytes) for each contiguous run of a box. */
+static void each_run(const struct xfer_tensor *t, const struct xfer_box *b,
+                     void (*fn)(void *arg, uint64_t whole_off, uint64_t piece_off, uint64_t bytes), void *arg)
+{
+    uint64_t e = xfer_dtype_bytes(t->dtype), at[FL_DIMS] = { 0 }, piece = 0;
+    uint64_t row = t->ndim ? b->len[t->ndim - 1] * e : e;
+
+    for (;;) {
+        uint64_t off = 0;
+
+        for (unsigned d = 0; d < t->ndim; d++)
+            off = off * t->shape[d] + b->at[d] + at[d];
+        fn(arg, off * e, piece, row);
+        piece += row;
+        int d = (int)t->ndim - 2;
+
+        while (d >= 0 && ++at[d] == b->len[d])
+            at[d--] = 0;
+        if (d < 0)
+            return;
+    }
+}
+
+static void lay_out(struct rig_proc *p, bool shard)
+{
+    uint64_t off = 0;
+
+    for (unsigned i = 0; i < RIG_TENSORS; i++) {
+        struct xfer_box b = xfer_box_whole(&tensors[i]);
+        int d = shard ? cut_dim[i] : -1;
+
+        if (d >= 0) {
+            b.len[d] = tensors[i].shape[d] / p->ranks;
+            b.at[d] = b.len[d] * p->rank;
+        }
+        p->pieces[i] = (struct xfer_piece){ .tensor = i, .off = off, .box = b };
+        off += (xfer_box_bytes(&tensors[i], &b) + XFER_ALIGN - 1) / XFER_ALIGN * XFER_ALIGN;
+    }
+    p->mem_bytes = off;
+    p->m = (struct xfer_manifest){ .who = p->me.who, .party = p->me.party, .tensors = tensors, .pieces = p->pieces,
+                                   .mem_bytes = &p->mem_bytes, .n_tensors = RIG_TENSORS,
+                                   .n_pieces = RIG_TENSORS, .n_mems = 1 };
+    t_ok(xfer_manifest_seal(&p->m, NULL), NULL);
+}
+
+/* ---- streams ---- */
+
+static void on_accepted(void *arg, struct stream *s_take)
+{
+    struct rig_proc *p = arg;
+    struct fl_err err = { 0 };
+
+    t_true(p->n_accepted < RIG_PEERS);
+    t_ok(call_peer_create(s_take, xfer_methods, XFER_N_METHODS, NULL, p->port, &p->accepted[p->n_accepted], &err), &err);
+    p->n_accepted++;
+}
+
+static void on_closed(void *service, const struct fl_err *why)
+{
+    struct rig_link *k = service;
+
+    (void)why;
+    k->closed = true;
+}
+
+static const struct call_life caller_life = { .closed = on_closed };
+
+static struct call_peer *dial_now(struct rig *r, struct rig_proc *to, bool shared)
+{
+    struct stream_to st = { .target = to->at };
+    struct wire_hello me = { .role = "worker" };
+    struct rig_link *k;
+    struct stream *s;
+    struct fl_err err = { 0 };
+
+    for (unsigned i = 0; shared && i < r->n_links; i++)
+        if (r->links[i].to == to && r->links[i].r == r && !r->links[i].closed)
+            return r->links[i].peer;
+    t_true(r->n_links < FL_LEN(r->links));
+    k = &r->links[r->n_links++];
+    *k = (struct rig_link){ .r = shared ? r : NULL, .to = to };
+    t_ok(stream_connect(r->loop, &stream_pair, &st, &me, NULL, NULL, &s, &err), &err);
+    t_ok(call_peer_create(s, NULL, 0, &caller_life, k, &k->peer, &err), &err);
+    return k->peer;
+}
+
+static void rig_dial(void *arg, const struct xfer_member *who, struct xfer_dial *d)
+{
+    struct rig *r = arg;
+    struct fl_err err = { 0 };
+
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->p[i].live && memcmp(&r->p[i].me.who, &who->who, sizeof(who->who)) == 0) {
+            d->done(d, FL_OK, dial_now(r, &r->p[i], true), NULL);
+            return;
+        }
+    fl_fail(&err, FL_UNREACHABLE, "%s is not there", who->name);
+    d->done(d, FL_UNREACHABLE, NULL, &err);
+}
+
+static void rig_undial(void *arg, struct xfer_dial *d)
+{
+    (void)arg;
+    (void)d;
+}
+
+static void proc_listen(struct rig_proc *p)
+{
+    struct xfer_dialer d = { p->r, rig_dial, rig_undial };
+    struct stream_to at = { .target = p->at };
+    struct wire_hello me = { .role = "worker", .seat = p->me.who };
+    struct fl_err err = { 0 };
+
+    t_ok(xfer_port_create(p->r->loop, &d, &p->port, &err), &err);
+    if (p->r->o.links)
+        xfer_port_links(p->port, p->r->o.links, p->r->o.n_links);
+    t_ok(stream_listen(p->r->loop, &stream_pair, &at, &me, on_accepted, p, &p->server, &err), &err);
+    p->live = true;
+}
+
+/* ---- an engine ---- */
+
+static enum fl_status room(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err)
+{
+    struct rig_proc *p = arg;
+
+    FL_TRY(link_mem_alloc(bytes, out, err));
+    memset(out->addr, 0xee, out->bytes);
+    p->rooms++;
+    return FL_OK;
+}
+
+static void done_with(void *arg, struct link_mem *mem)
+{
+    struct rig_proc *p = arg;
+
+    t_true(p->reads != mem->addr, "the slot that serves is handed back");
+    link_mem_free(mem);
+    p->rooms--;
+}
+
+static void pause(void *arg, struct fl_task *paused)
+{
+    struct rig_proc *p = arg;
+
+    p->pauses++;
+    p->paused = true;
+    if (p->hold_pause) {
+        p->pause_task = paused;
+        return;
+    }
+    fl_post(p->r->loop, paused);
+}
+
+static void flip(void *arg, const struct xfer_version *now, const struct link_mem *mem, struct fl_task *flipped)
+{
+    struct rig_proc *p = arg;
+
+    p->serving = *now;
+    p->reads = mem->addr;
+    p->flips++;
+    if (p->hold_flip)
+        p->flip_task = flipped;
+    else
+        fl_post(p->r->loop, flipped);
+}
+
+static void resume(void *arg)
+{
+    struct rig_proc *p = arg;
+
+    p->resumes++;
+    p->paused = false;
+}
+
+static const struct xfer_sink_ops engine_ops = { room, done_with, pause, flip, resume };
+
+static void sink_open(struct rig_proc *p)
+{
+    struct rig *r = p->r;
+    struct xfer_sink_opts o = { .set = "policy", .me = p->me, .want = &p->m, .slots = r->o.slots,
+                                .check_equal = r->o.check_equal, .local_dir = r->o.local_dir, .ops = &engine_ops,
+                                .arg = p };
+    struct fl_err err = { 0 };
+
+    proc_listen(p);
+    t_ok(link_place_here(r->o.addr_of_engines, &o.place, &err), &err);
+    t_ok(xfer_sink_create(r->loop, p->port, &o, &p->sink, &err), &err);
+}
+
+static void source_open(struct rig_proc *p)
+{
+    struct rig *r = p->r;
+    struct xfer_source_opts o = { .set = "policy", .me = p->me, .have = &p->m,
+                                  .n_slots = r->o.src_slots ? r->o.src_slots : 2 };
+    struct fl_err err = { 0 };
+
+    proc_listen(p);
+    t_ok(link_place_here(NULL, &o.place, &err), &err);
+    for (unsigned i = 0; i < o.n_slots; i++) {
+        t_ok(link_mem_alloc(p->mem_bytes, &p->slot[i], &err), &err);
+        o.slot[i] = p->slot[i];
+    }
+    t_ok(xfer_source_create(r->loop, p->port, &o, &p->src, &err), &err);
+}
+
+static struct rig_proc *add_proc(struct rig *r, bool source, unsigned party, unsigned rank, unsigned ranks,
+                                 uint32_t attempt)
+{
+    struct rig_proc *p = &r->p[r->n++];
+
+    t_true(r->n <= RIG_PROCS);
+    *p = (struct rig_proc){ .r = r, .source = source, .rank = rank, .ranks = ranks };
+    p->me.who.id.b[0] = source ? 1 : 2;
+    p->me.who.id.b[1] = (uint8_t)party;
+    p->me.who.id.b[2] = (uint8_t)rank;
+    p->me.who.attempt = attempt;
+    p->me.party = party;
+    if (ranks > 1 && !source)
+        snprintf(p->me.name, sizeof(p->me.name), "rollout %u.%u", party, rank);
+    else
+        snprintf(p->me.name, sizeof(p->me.name), "%s %u", source ? "trainer" : "rollout", source ? rank : party);
+    snprintf(p->me.where, sizeof(p->me.where), "proc %u", r->n);
+    snprintf(p->at, sizeof(p->at), "pair:proc-%u", r->n);
+    lay_out(p, source ? r->o.sharded : ranks > 1);
+    if (source)
+        source_open(p);
+    else
+        sink_open(p);
+    return p;
+}
+
+/* ---- life ---- */
+
+void rig_init(struct rig *r, const struct rig_opts *o)
+{
+    struct fl_clock c;
+    struct fl_err err = { 0 };
+
+    t_ok(fl_log_level_set("error", NULL), NULL);
+    *r = (struct rig){ .o = *o, .fds_before = t_open_fds(), .clock = { 1000000000 } };
+    c = fl_held_clock(&r->clock);
+    t_ok(fl_loop_create(&c, &r->loop, &err), &err);
+    for (unsigned i = 0; i < o->n_sources; i++)
+        add_proc(r, true, 0, i, o->n_sources, 1);
+    for (unsigned e = 0; e < o->n_engines; e++)
+        for (unsigned k = 0; k < (o->ranks ? o->ranks : 1); k++)
+            add_proc(r, false, e, k, o->ranks ? o->ranks : 1, 1);
+    rig_coord(r, 1);
+}
+
+static void on_stopped(struct fl_task *t)
+{
+    container_of(t, struct rig_proc, stopped)->is_stopped = true;
+}
+
+static void proc_fini(struct rig_proc *p)
+{
+    p->stopped.run = on_stopped;
+    p->reads = NULL; /* the engine reads nothing any more */
+    p->hold_flip = p->hold_pause = false;
+    if (p->src)
+        xfer_source_stop(p->src, &p->stopped);
+    else
+        xfer_sink_stop(p->sink, &p->stopped);
+    if (p->flip_task)
+        fl_post(p->r->loop, p->flip_task);
+    if (p->pause_task)
+        fl_post(p->r->loop, p->pause_task);
+    rig_until(p->r, p->is_stopped);
+    xfer_source_destroy(p->src);
+    xfer_sink_destroy(p->sink);
+    t_int_eq(p->rooms, 0, "rooms of %s", p->me.name);
+    for (unsigned i = 0; i < 2; i++)
+        link_mem_free(&p->slot[i]);
+}
+
+static void streams_close(struct rig_proc *p)
+{
+    stream_server_destroy(p->server);
+    p->server = NULL;
+    for (unsigned i = 0; i < p->n_accepted; i++)
+        call_peer_destroy(p->accepted[i]);
+    p->n_accepted = 0;
+    p->live = false;
+}
+
+void rig_fini(struct rig *r)
+{
+    xfer_coord_destroy(r->coord);
+    r->coord = NULL;
+    for (unsigned i = r->n; i-- > 0;)
+        proc_fini(&r->p[i]);
+    for (unsigned i = 0; i < r->n_links; i++)
+        call_peer_destroy(r->links[i].peer);
+    for (unsigned i = 0; i < r->n; i++) {
+        streams_close(&r->p[i]);
+        xfer_port_destroy(r->p[i].port);
+    }
+    for (unsigned i = 0; i < 20; i++)
+        fl_loop_turn(r->loop, 0);
+    fl_loop_destroy(r->loop);
+    for (unsigned i = 0; i < FL_LEN(r->model); i++)
+        free(r->model[i]);
+    t_int_eq(t_open_fds(), r->fds_before, "descriptors");
+}
+
+struct rig_proc *rig_source(struct rig *r, unsigned i)
+{
+    for (unsigned k = r->n; k-- > 0;)
+        if (r->p[k].source && r->p[k].rank == i)
+            return &r->p[k];
+    return NULL;
+}
+
+struct rig_proc *rig_engine(struct rig *r, unsigned party, unsigned rank)
+{
+    for (unsigned k = r->n; k-- > 0;)
+        if (!r->p[k].source && r->p[k].me.party == party && r->p[k].rank == rank)
+            return &r->p[k];
+    return NULL;
+}
+
+static void coord_add(struct rig *r, struct rig_proc *p)
+{
+    struct call_peer *peer = dial_now(r, p, false);
+    struct fl_err err = { 0 };
+
+    if (p->source)
+        t_ok(xfer_coord_add_source(r->coord, peer, &p->me, &err), &err);
+    else
+        t_ok(xfer_coord_add_engine(r->coord, peer, &p->me, &err), &err);
+}
+
+void rig_coord(struct rig *r, uint32_t attempt)
+{
+    struct xfer_coord_opts o = { .set = "policy", .attempt = attempt, .delta_dir = r->o.delta_dir,
+                                 .bucket_bytes = r->o.bucket_bytes ? r->o.bucket_bytes : 8192,
+                                 .links = r->o.links, .n_links = r->o.n_links };
+    struct fl_err err = { 0 };
+
+    xfer_coord_destroy(r->coord);
+    r->running = false;
+    t_ok(xfer_coord_create(r->loop, &o, &r->coord, &err), &err);
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->p[i].live)
+            coord_add(r, &r->p[i]);
+}
+
+void rig_kill(struct rig_proc *p, bool tell)
+{
+    struct fl_err why = { 0 };
+
+    p->reads = NULL;
+    streams_close(p);
+    fl_fail(&why, FL_UNREACHABLE, "killed by signal 9");
+    if (tell)
+        xfer_coord_gone(p->r->coord, p->me.who, &why);
+}
+
+struct rig_proc *rig_restart(struct rig_proc *p)
+{
+    struct rig_proc *q = add_proc(p->r, p->source, p->me.party, p->rank, p->ranks, p->me.who.attempt + 1);
+
+    coord_add(p->r, q);
+    return q;
+}
+
+void rig_turn(struct rig *r)
+{
+    if (fl_loop_turn(r->loop, 0) == 0 && fl_loop_turn(r->loop, 1) == 0)
+        fl_loop_pass(r->loop, &r->clock, 1000000);
+}
+
+void rig_pass(struct rig *r, uint64_t ms)
+{
+    fl_loop_pass(r->loop, &r->clock, ms * 1000000);
+    for (unsigned i = 0; i < 50; i++)
+        fl_loop_turn(r->loop, 0);
+}
+
+/* ---- the trainer ---- */
+
+struct copying { uint8_t *piece; const uint8_t *whole; bool differs; };
+
+static void copy_in(void *arg, uint64_t whole_off, uint64_t piece_off, uint64_t bytes)
+{
+    struct copying *c = arg;
+
+    memcpy(c->piece + piece_off, c->whole + whole_off, bytes);
+}
+
+static void compare(void *arg, uint64_t whole_off, uint64_t piece_off, uint64_t bytes)
+{
+    struct copying *c = arg;
+
+    c->differs |= memcmp(c->piece + piece_off, c->whole + whole_off, bytes) != 0;
+}
+
+void rig_write(struct rig_proc *p, uint64_t version)
+{
+    for (unsigned i = 0; i < RIG_TENSORS; i++) {
+        struct copying c = { (uint8_t *)xfer_source_data(p->src, NULL)->addr + p->pieces[i].off,
+                             reference_of(p->r, version, i), false };
+
+        each_run(&tensors[i], &p->pieces[i].box, copy_in, &c);
+    }
+}
+
+static void on_waited(struct xfer_wait *w, enum fl_status st, const struct fl_err *err)
+{
+    struct rig_proc *p = container_of(w, struct rig_proc, wait);
+
+    p->waiting = false;
+    p->wait_st = st;
+    p->wait_err = *err;
+}
+
+static bool any_waits(const struct rig *r)
+{
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->p[i].waiting)
+            return true;
+    return false;
+}
+
+enum fl_status rig_begin(struct rig *r, uint64_t version, uint64_t wait_ms)
+{
+    struct fl_err err = { 0 };
+    enum fl_status st = FL_OK;
+
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->p[i].source && r->p[i].live) {
+            r->p[i].wait.done = on_waited;
+            r->p[i].waiting = true;
+            t_ok(xfer_source_begin(r->p[i].src, version, fl_loop_now_ns(r->loop) + wait_ms * 1000000, &r->p[i].wait,
+                                   &err),
+                 &err);
+        }
+    rig_until(r, !any_waits(r));
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->p[i].source && r->p[i].live && r->p[i].wait_st != FL_OK) {
+            st = r->p[i].wait_st;
+            r->err = r->p[i].wait_err;
+        }
+    return st;
+}
+
+void rig_publish(struct rig *r, uint64_t version)
+{
+    struct fl_err err = { 0 };
+
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->p[i].source && r->p[i].live) {
+            r->p[i].wait.done = on_waited;
+            r->p[i].waiting = true;
+            t_ok(xfer_source_publish(r->p[i].src, version, &r->p[i].wait, &err), &err);
+        }
+    rig_until(r, !any_waits(r));
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->p[i].source && r->p[i].live)
+            t_ok(r->p[i].wait_st, &r->p[i].wait_err);
+}
+
+void rig_next(struct rig *r, uint64_t version)
+{
+    uint64_t was;
+
+    if (xfer_source_version(rig_source(r, 0)->src, &was))
+        t_ok(rig_begin(r, version, 60000), &r->err);
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->p[i].source && r->p[i].live)
+            rig_write(&r->p[i], version);
+    rig_publish(r, version);
+}
+
+/* ---- updates ---- */
+
+static void on_run(struct xfer_run *run, enum fl_status st, const struct xfer_report *rep, const struct fl_err *err)
+{
+    struct rig *r = container_of(run, struct rig, run);
+
+    r->running = false;
+    r->st = st;
+    r->rep = *rep;
+    r->err = *err;
+}
+
+void rig_start(struct rig *r, const struct xfer_request *q)
+{
+    struct fl_err err = { 0 };
+
+    r->run.done = on_run;
+    r->running = true;
+    t_ok(xfer_start(r->coord, q, &r->run, &err), &err);
+}
+
+enum fl_status rig_run(struct rig *r, const struct xfer_request *q)
+{
+    rig_start(r, q);
+    rig_until(r, !r->running);
+    return r->st;
+}
+
+enum fl_status rig_update(struct rig *r, enum xfer_mode mode, uint64_t version)
+{
+    struct xfer_request q = { .target = { .number = version }, .mode = mode, .slots = r->o.slots,
+                              .party = XFER_ALL_PARTIES, .due_ns = fl_loop_now_ns(r->loop) + 60000000000ull };
+
+    return rig_run(r, &q);
+}
+
+enum rx_state rig_state(const struct rig_proc *p)
+{
+    struct rx_report rep;
+
+    xfer_sink_report(p->sink, &rep);
+    return rep.state;
+}
+
+/* ---- what must always hold ---- */
+
+static void check_engine(struct rig_proc *p)
+{
+    struct xfer_version v;
+    const struct link_mem *mem = xfer_sink_data(p->sink, &v);
+
+    if (!mem || rig_state(p) == RX_COMMITTING)
+        return;
+    t_true(mem->addr == p->reads || !p->live, "%s reads what the plane says", p->me.name);
+    for (unsigned i = 0; i < RIG_TENSORS; i++) {
+        struct copying c = { (uint8_t *)mem->addr + p->pieces[i].off, reference_of(p->r, v.number, i), false };
+
+        each_run(&tensors[i], &p->pieces[i].box, compare, &c);
+        t_true(!c.differs, "%s serves other bytes of %s than version %" PRIu64 " has", p->me.name, tensors[i].name,
+               v.number);
+    }
+}
+
+static void version_digest(struct rig *r, uint64_t version, uint64_t digest[2])
+{
+    digest[0] = digest[1] = 0;
+    for (unsigned i = 0; i < RIG_TENSORS; i++) {
+        struct xfer_box b = xfer_box_whole(&tensors[i]);
+        uint64_t d[2] = { 0, 0 };
+
+        xfer_digest_piece(d, &tensors[i], &b, reference_of(r, version, i));
+        xfer_digest_fold(digest, d, i);
+    }
+}
+
+void rig_check(struct rig *r)
+{
+    for (unsigned i = 0; i < r->n; i++)
+        if (r->p[i].sink && r->p[i].live)
+            check_engine(&r->p[i]);
+}
+
+void rig_check_all_serve(struct rig *r, uint64_t version)
+{
+    uint64_t digest[2];
+
+    version_digest(r, version, digest);
+    rig_check(r);
+    for (unsigned i = 0; i < r->n; i++) {
+        struct rig_proc *p = &r->p[i];
+        struct xfer_version v;
+
+        if (!p->sink || !p->live)
+            continue;
+        t_true(xfer_sink_data(p->sink, &v) != NULL, "%s serves nothing: %s", p->me.name,
+               rx_state_name(rig_state(p)));
+        t_int_eq(v.number, version, "%s", p->me.name);
+        t_true(v.digest[0] == digest[0] && v.digest[1] == digest[1], "digest of version %" PRIu64 " at %s", version,
+               p->me.name);
+        t_true(!p->paused, "%s stands", p->me.name);
+    }
+}

@@ -1,0 +1,104 @@
+/* tests/xfer/epoch_rig.h - a whole weight plane in one process: trainer ranks, engines, a driver
+ *
+ * Everybody talks over stream_pair on one loop with a clock that moves only while nothing happens.
+ * Bytes are compared with a reference model, never with what the plane says about itself. */
+#pragma once
+#include "tests/t.h"
+#include "transport/xfer/coord.h"
+#include "transport/xfer/sink.h"
+#include "transport/xfer/source.h"
+#include "transport/xfer/plan.h"
+
+enum { RIG_PROCS = 48, RIG_TENSORS = 7, RIG_PEERS = 32, RIG_STEPS = 4096 };
+struct rig;
+struct rig_proc { /* a trainer rank or a rank of an engine */
+    struct rig *r;
+    bool source, live;
+    struct xfer_member me;
+    char at[64];
+    struct xfer_port *port;
+    struct stream_server *server;
+    struct call_peer *accepted[RIG_PEERS];
+    unsigned n_accepted;
+    struct xfer_manifest m;
+    struct xfer_piece pieces[RIG_TENSORS];
+    uint64_t mem_bytes;
+    unsigned rank, ranks;
+    /* source */
+    struct xfer_source *src;
+    struct link_mem slot[2];
+    struct xfer_wait wait;
+    bool waiting;
+    enum fl_status wait_st;
+    struct fl_err wait_err;
+    /* sink */
+    struct xfer_sink *sink;
+    struct xfer_version serving;
+    const void *reads;                 /* NULL: no step may run */
+    bool paused, hold_flip, hold_pause; /* hold: the test posts it */
+    struct fl_task *flip_task, *pause_task;
+    unsigned rooms, flips, pauses, resumes;
+    struct fl_task stopped;
+    bool is_stopped;
+};
+struct rig_opts {
+    unsigned n_sources, n_engines, ranks; /* ranks of each engine */
+    bool sharded;       /* the trainer's ranks hold shards, not replicas */
+    unsigned src_slots; /* 0: 2 */
+    enum xfer_slots slots;
+    bool check_equal;
+    const char *delta_dir, *local_dir;
+    const char *addr_of_engines; /* another address: no shm between trainer and engines */
+    const struct link_ops *const *links;
+    size_t n_links;
+    uint64_t bucket_bytes;
+};
+struct rig_link { struct rig *r; struct call_peer *peer; struct rig_proc *to; bool closed; };
+struct rig {
+    struct rig_opts o;
+    struct fl_loop *loop;
+    struct fl_held_clock clock;
+    struct rig_proc p[RIG_PROCS];
+    unsigned n;
+    struct xfer_coord *coord;
+    struct rig_link links[512];
+    unsigned n_links;
+    struct xfer_run run;
+    bool running;
+    enum fl_status st;
+    struct fl_err err;
+    struct xfer_report rep;
+    uint8_t *model[64]; /* the reference, by version */
+    int fds_before;
+};
+void rig_init(struct rig *r, const struct rig_opts *o);
+void rig_fini(struct rig *r); /* checks that no descriptor is left */
+struct rig_proc *rig_source(struct rig *r, unsigned i);
+struct rig_proc *rig_engine(struct rig *r, unsigned party, unsigned rank);
+void rig_coord(struct rig *r, uint32_t attempt); /* replaces the one that is there, without a word */
+void rig_kill(struct rig_proc *p, bool tell);    /* its streams break; tell: the driver hears of it */
+struct rig_proc *rig_restart(struct rig_proc *p); /* the next attempt of the same seat */
+
+/* One turn; while nothing happens the clock goes on by a millisecond. */
+void rig_turn(struct rig *r);
+#define rig_until(r, cond)                                                                        \
+    do {                                                                                          \
+        unsigned rig_n_ = 0;                                                                      \
+        while (!(cond)) {                                                                         \
+            t_true(rig_n_++ < 200000, "waited for " #cond);                                       \
+            rig_turn(r);                                                                          \
+        }                                                                                         \
+    } while (0)
+void rig_pass(struct rig *r, uint64_t ms);
+
+void rig_write(struct rig_proc *p, uint64_t version); /* the reference of that version into its slot */
+enum fl_status rig_begin(struct rig *r, uint64_t version, uint64_t wait_ms); /* all sources */
+void rig_publish(struct rig *r, uint64_t version);
+void rig_next(struct rig *r, uint64_t version); /* begin unless it is the first, write, publish */
+void rig_start(struct rig *r, const struct xfer_request *q);
+enum fl_status rig_update(struct rig *r, enum xfer_mode mode, uint64_t version); /* waits */
+enum fl_status rig_run(struct rig *r, const struct xfer_request *q);
+/* Whoever serves has the reference's bytes of that version, and its digest, and no step runs else. */
+void rig_check(struct rig *r);
+void rig_check_all_serve(struct rig *r, uint64_t version);
+enum rx_state rig_state(const struct rig_proc *p);
