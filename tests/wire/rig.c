@@ -190,9 +190,10 @@ void rig_same_fds(const struct carrier *c, int before)
 {
     bool rpc = strstr(c->name, "rpc");
 
-    for (int i = 0; rpc && i < 5000 && t_open_fds() != before; i++)
+    for (int i = 0; rpc && i < 5000 && t_open_fds() > before; i++)
         usleep(1000);
-    t_int_eq(t_open_fds(), before, "over %s", c->name);
+    t_true(t_open_fds() <= before, "%d more descriptors are open over %s", t_open_fds() - before,
+           c->name);
 }
 
 void rig_warm(void)
@@ -203,6 +204,12 @@ void rig_warm(void)
     rig_open(&r, &c);
     r.fds_before = -1;
     rig_fini(&r);
+    for (int same = 0, last = -1; same < 50; same++) { /* those of the line go, the others stay */
+        if (t_open_fds() != last)
+            same = 0;
+        last = t_open_fds();
+        usleep(1000);
+    }
 }
 
 static uint8_t byte_of(uint64_t id, size_t at)

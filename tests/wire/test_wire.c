@@ -1,7 +1,10 @@
 /* One suite over all carriers: what a stream promises, whatever carries it. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "common/base/fault.h"
@@ -351,7 +354,7 @@ static void tells_why_it_closes(void **state)
         };
 
         rig_open(&r, c);
-        send_sized(&r.client, WIRE_EVENT, 0, 1, 1, 3 * WIRE_PIECE);
+        send_sized(&r.client, WIRE_EVENT, 0, 1, 1, c->plan ? 3000 : 3 * WIRE_PIECE);
         stream_close(r.client.s, &why);
         rig_until(&r, r.far.closed && r.client.closed);
         t_int_eq(r.far.n_got, 1, "what was sent before arrives, over %s", c->name);
@@ -550,6 +553,83 @@ static void gives_up_on_silence(void **state)
         t_has(r.client.why.text, "within 700 ms");
         rig_fini(&r);
     }
+}
+
+/* ---- who does not speak it at all */
+
+static int raw_connect(const char *path)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    snprintf(a.sun_path, sizeof(a.sun_path), "%s", path);
+    t_true(connect(fd, (struct sockaddr *)&a, sizeof(a)) == 0);
+    return fd;
+}
+
+static void talk_until_closed(struct rig *r, int fd, const uint8_t *say, size_t n)
+{
+    char sink[512];
+    size_t sent = 0;
+
+    for (int i = 0; i < 2000; i++) {
+        ssize_t rc = sent < n ? send(fd, say + sent, n - sent, MSG_NOSIGNAL) : 0;
+
+        sent += rc > 0 ? (size_t)rc : 0;
+        rc = recv(fd, sink, sizeof(sink), 0);
+        if (rc == 0 || (rc < 0 && errno != EAGAIN))
+            return;
+        fl_loop_turn(r->loop, 1);
+    }
+    t_true(false, "the server keeps a peer that speaks garbage");
+}
+
+static void throws_out_garbage(void **state)
+{
+    static const uint8_t zeros[64];
+    static const struct wire_head late = { .kind = WIRE_REQUEST, .body_bytes = 3, .id = 1 };
+    static const struct wire_head vast = { .kind = WIRE_HELLO, .body_bytes = 0x7fffffff, .id = 1 };
+    static const struct wire_head early = { .kind = WIRE_HELLO, .body_bytes = 32, .id = 3 };
+    static const struct {
+        const char *name;
+        const void *say;
+        size_t n;
+    } rows[] = {
+        { "HTTP", "GET / HTTP/1.1\r\nHost: a\r\n\r\n.............", 40 },
+        { "a request before HELLO", &late, sizeof(late) },
+        { "a HELLO of two gigabytes", &vast, sizeof(vast) },
+        { "a proof before HELLO", &early, 64 },
+        { "zeros", zeros, 64 },
+    };
+    struct carrier c = { "unix", &stream_sock, "unix:*", NULL };
+    struct fl_err err = { 0 };
+    uint8_t noise[4096], again[64] = { 0 };
+    uint64_t seed = 11;
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &c, NULL);
+    t_ok(rig_listen(&r, &err), &err);
+    memcpy(again, &early, sizeof(early));
+    for (unsigned i = 0; i < FL_LEN(rows); i++) {
+        int fd = raw_connect(r.target + 5);
+
+        talk_until_closed(&r, fd, i == 3 ? again : rows[i].say, rows[i].n);
+        close(fd);
+        rig_until(&r, r.refused == i + 1);
+        t_int_eq(r.refusal.status, FL_CORRUPT, "%s: %s", rows[i].name, r.refusal.text);
+    }
+    for (unsigned i = 0; i < 50; i++) {
+        int fd = raw_connect(r.target + 5);
+
+        for (size_t k = 0; k < sizeof(noise); k++)
+            noise[k] = (uint8_t)(t_random(&seed) >> 40);
+        talk_until_closed(&r, fd, noise, sizeof(noise));
+        close(fd);
+    }
+    t_ok(rig_dial(&r, &err), &err); /* and others still get in */
+    rig_until(&r, r.client.opened && r.far.opened);
+    rig_fini(&r);
 }
 
 /* ---- connections that break */
@@ -865,6 +945,7 @@ int main(void)
         cmocka_unit_test(proves_the_key_before_anything),
         cmocka_unit_test(reads_the_key_file),
         cmocka_unit_test(gives_up_on_silence),
+        cmocka_unit_test(throws_out_garbage),
         cmocka_unit_test(connects_again),
         cmocka_unit_test(says_that_nobody_is_there),
         cmocka_unit_test(one_server_an_address),

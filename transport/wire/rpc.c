@@ -6,6 +6,7 @@
  * Each operation in flight has a tag inside its line or port, and each tag comes back exactly once
  * before that memory goes. One receive is outstanding, and not arming it again is the
  * back-pressure; one send is in flight, and what gathers meanwhile is the next message. */
+#include <assert.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
@@ -34,7 +35,8 @@ enum {
 struct rpc_tag {
     struct fl_task back;
     struct fl_loop *loop;
-    bool ok, out;
+    bool ok;
+    atomic_bool out; /* orders the loop's last touch before the pump's first */
     void (*done)(void *owner, bool ok);
     void *owner;
 };
@@ -70,6 +72,7 @@ static void *pump(void *arg)
         for (unsigned n = 0; ev.type == GRPC_OP_COMPLETE; n++) {
             struct rpc_tag *tag = ev.tag;
 
+            assert(atomic_load(&tag->out));
             tag->ok = ev.success;
             if (loop && tag->loop != loop) { /* several loops in a process: in tests */
                 fl_post_chain(loop, first);
@@ -483,7 +486,10 @@ static const struct line_ops rpc_ops = { .write = rpc_write, .read = rpc_read, .
 static void tag_init(struct rpc_tag *t, struct fl_loop *l, void *owner,
                      void (*done)(void *owner, bool ok))
 {
-    *t = (struct rpc_tag){ .loop = l, .owner = owner, .done = done, .back.run = tag_back };
+    t->back.run = tag_back;
+    t->loop = l;
+    t->owner = owner;
+    t->done = done;
 }
 
 static struct rpc_line *line_create(struct fl_loop *l, void (*first)(void *owner, bool ok))
