@@ -426,7 +426,7 @@ static void ledger_open(struct ledger *d)
     struct leases_config cfg = { d->path, d->inv, ledger_used, d };
     struct fl_err err;
 
-    t_ok(leases_create(d->loop, &cfg, &d->leases, &err), &err);
+    t_ok(node_leases_create(d->loop, &cfg, &d->leases, &err), &err);
 }
 
 static void ledger_init(struct ledger *d, const char *name)
@@ -445,7 +445,7 @@ static void ledger_init(struct ledger *d, const char *name)
 
 static void ledger_fini(struct ledger *d)
 {
-    leases_destroy(d->leases);
+    node_leases_destroy(d->leases);
     fl__inventory__free_unpacked(d->inv, NULL);
     fl_loop_destroy(d->loop);
 }
@@ -494,7 +494,7 @@ static enum fl_status ledger_prepare(struct ledger *d, const struct ask *asks, s
     }
     m.leases = list;
     m.n_leases = n;
-    return leases_prepare(d->leases, &m, &d->highest, &d->me, err);
+    return node_leases_prepare(d->leases, &m, &d->highest, &d->me, err);
 }
 
 static void leases_refused(void **state)
@@ -534,7 +534,7 @@ static void leases_refused(void **state)
         t_int_eq(ledger_prepare(&d, rows[i].asks, rows[i].asks[1].id ? 2 : 1, &err), rows[i].st,
                  "%s: %s", rows[i].name, err.text);
         t_has(err.text, rows[i].says);
-        t_int_eq(leases_count(d.leases), 1, "%s: none of it is held", rows[i].name);
+        t_int_eq(node_leases_count(d.leases), 1, "%s: none of it is held", rows[i].name);
     }
     ledger_fini(&d);
 }
@@ -554,26 +554,26 @@ static void leases_live(void **state)
     fl_loop_pass(d.loop, &d.clock, 900 * 1000000ull);
     t_ok(ledger_prepare(&d, thirds, 1, &err), &err); /* the hold of 1 starts anew */
     fl_loop_pass(d.loop, &d.clock, 200 * 1000000ull);
-    t_int_eq(leases_count(d.leases), 1, "2 and 3 ran out, 1 did not");
-    t_refused(leases_commit(d.leases, unknown, 2, &err), FL_NOT_FOUND, &err);
-    t_true(!leases_committed(d.leases, 1), "all or none");
+    t_int_eq(node_leases_count(d.leases), 1, "2 and 3 ran out, 1 did not");
+    t_refused(node_leases_commit(d.leases, unknown, 2, &err), FL_NOT_FOUND, &err);
+    t_true(!node_leases_committed(d.leases, 1), "all or none");
     t_ok(ledger_prepare(&d, thirds, 3, &err), &err);
-    t_ok(leases_commit(d.leases, ids, 3, &err), &err);
+    t_ok(node_leases_commit(d.leases, ids, 3, &err), &err);
     fl_loop_pass(d.loop, &d.clock, 3600ull * 1000000000);
-    t_int_eq(leases_count(d.leases), 3, "committed ones stay");
+    t_int_eq(node_leases_count(d.leases), 3, "committed ones stay");
 
-    leases_destroy(d.leases); /* a new daemon */
+    node_leases_destroy(d.leases); /* a new daemon */
     ledger_open(&d);
-    t_int_eq(leases_count(d.leases), 3);
-    t_true(leases_committed(d.leases, 2));
+    t_int_eq(node_leases_count(d.leases), 3);
+    t_true(node_leases_committed(d.leases, 2));
     d.busy = 2;
     for (size_t i = 0; i < 3; i++)
-        leases_release(d.leases, ids[i]);
-    leases_sweep(d.leases);
-    t_int_eq(leases_count(d.leases), 1, "a worker runs on 2");
+        node_leases_release(d.leases, ids[i]);
+    node_leases_sweep(d.leases);
+    t_int_eq(node_leases_count(d.leases), 1, "a worker runs on 2");
     d.busy = 0;
-    leases_sweep(d.leases);
-    t_int_eq(leases_count(d.leases), 0);
+    node_leases_sweep(d.leases);
+    t_int_eq(node_leases_count(d.leases), 0);
     ledger_fini(&d);
 }
 
@@ -591,9 +591,9 @@ static void leases_under_faults(void **state)
         fl_fault_arm(nth);
         st = ledger_prepare(&d, &one, 1, &err);
         if (st == FL_OK)
-            st = leases_commit(d.leases, &id, 1, &err);
+            st = node_leases_commit(d.leases, &id, 1, &err);
         fl_fault_disarm();
-        t_int_eq(leases_committed(d.leases, 1), st == FL_OK, "nth=%u", nth);
+        t_int_eq(node_leases_committed(d.leases, 1), st == FL_OK, "nth=%u", nth);
     }
     t_int_eq(st, FL_OK);
     ledger_fini(&d);
@@ -610,7 +610,7 @@ static void leases_file_damaged(void **state)
     t_ok(fl_file_write(d.path, 0600, "\x0a\xff garbage", 10, &err), &err);
     struct leases_config cfg = { d.path, d.inv, ledger_used, &d };
 
-    t_refused(leases_create(d.loop, &cfg, &none, &err), FL_CORRUPT, &err);
+    t_refused(node_leases_create(d.loop, &cfg, &none, &err), FL_CORRUPT, &err);
     t_has(err.text, d.path);
     ledger_fini(&d);
 }

@@ -73,7 +73,7 @@ static void on_events(void *arg, unsigned events)
             continue;
         HASH_DEL(t->by_watch, f);
         f->watch = -1;
-        follow_kick(f->worker);
+        node_follow_kick(f->worker);
     }
 }
 
@@ -84,11 +84,11 @@ static void on_tick(struct fl_timer *timer, uint64_t now_ns)
     (void)now_ns;
     for (struct worker *w = t->node->workers, *next; w; w = next) {
         next = w->hh.next;
-        follow_kick(w);
+        node_follow_kick(w);
     }
 }
 
-enum fl_status tail_create(struct node *n, struct tail **out, struct fl_err *err)
+enum fl_status node_tail_create(struct node *n, struct tail **out, struct fl_err *err)
 {
     struct tail *t = calloc(1, sizeof(*t));
     enum fl_status st;
@@ -106,14 +106,14 @@ enum fl_status tail_create(struct node *n, struct tail **out, struct fl_err *err
     }
     st = fl_watch_create(n->loop, t->fd, POLLIN, on_events, t, &t->ready, err);
     if (st != FL_OK) {
-        tail_destroy(t);
+        node_tail_destroy(t);
         return st;
     }
     *out = t;
     return FL_OK;
 }
 
-void tail_destroy(struct tail *t)
+void node_tail_destroy(struct tail *t)
 {
     if (!t)
         return;
@@ -136,7 +136,7 @@ static void pushed_write(const struct worker *w)
         fl_warn("progress of an output not written worker=\"%s\" why=%s", w->name, strerror(errno));
 }
 
-enum fl_status follow_open(struct worker *w, struct fl_err *err)
+enum fl_status node_follow_open(struct worker *w, struct fl_err *err)
 {
     struct follow *both[] = { &w->out, &w->err };
     char path[FL_PATH_MAX];
@@ -167,7 +167,7 @@ enum fl_status follow_open(struct worker *w, struct fl_err *err)
     return FL_OK;
 }
 
-void follow_close(struct worker *w)
+void node_follow_close(struct worker *w)
 {
     struct follow *both[] = { &w->out, &w->err };
 
@@ -203,7 +203,7 @@ static bool all_taken(const struct follow *f)
     return f->fd < 0 || f->offset - f->shift == size_of(f);
 }
 
-bool follow_done(const struct worker *w)
+bool node_follow_done(const struct worker *w)
 {
     return w->gone && !w->pushing && all_taken(&w->out) && all_taken(&w->err);
 }
@@ -281,7 +281,7 @@ static void on_pushed(struct call_op *op, enum fl_status st, const struct wire_m
         return; /* closed */
     w->pushing = NULL;
     if (st != FL_OK) {
-        if (!uplink_joined(w->node->up))
+        if (!node_uplink_joined(w->node->up))
             return; /* the next join goes on from offset */
         fl_warn("output not taken worker=\"%s\" why=\"%s\"", w->name, err->text);
         push_later(w);
@@ -302,13 +302,13 @@ static void on_pushed(struct call_op *op, enum fl_status st, const struct wire_m
     if (f->offset == was) /* it does not get on: not again at once */
         push_later(w);
     else
-        follow_kick(w);
+        node_follow_kick(w);
 }
 
 static void on_push_again(struct fl_timer *t, uint64_t now_ns)
 {
     (void)now_ns;
-    follow_kick(container_of(t, struct worker, push_again));
+    node_follow_kick(container_of(t, struct worker, push_again));
 }
 
 static void push_later(struct worker *w)
@@ -343,7 +343,7 @@ static bool push(struct follow *f)
     f->sent_end = p.end;
     w->pushing = f;
     w->out_was_last = f == &w->out; /* they take turns */
-    if (uplink_call(n->up, FL_LOG_PUSH, LANE_LOGS,
+    if (node_uplink_call(n->up, FL_LOG_PUSH, LANE_LOGS,
                     fl_loop_now_ns(n->loop) + NODE_CALL_MS * 1000000ull, &m.base, &w->push,
                     &err) != FL_OK) {
         w->pushing = NULL;
@@ -354,13 +354,13 @@ static bool push(struct follow *f)
     return true;
 }
 
-void follow_kick(struct worker *w)
+void node_follow_kick(struct worker *w)
 {
     struct node *n = w->node;
     struct follow *first = w->out_was_last ? &w->err : &w->out;
     struct follow *second = w->out_was_last ? &w->out : &w->err;
 
-    if (w->pushing || w->untold || !uplink_joined(n->up) || w->push_again.loop)
+    if (w->pushing || w->untold || !node_uplink_joined(n->up) || w->push_again.loop)
         return;
     if (push(first) || push(second))
         return;

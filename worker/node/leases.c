@@ -110,7 +110,7 @@ static void on_hold(struct fl_timer *t, uint64_t now_ns)
     hold_arm(s);
 }
 
-enum fl_status leases_create(struct fl_loop *l, const struct leases_config *cfg,
+enum fl_status node_leases_create(struct fl_loop *l, const struct leases_config *cfg,
                              struct leases **out, struct fl_err *err)
 {
     struct leases *s = calloc(1, sizeof(*s));
@@ -124,14 +124,14 @@ enum fl_status leases_create(struct fl_loop *l, const struct leases_config *cfg,
     (void)FL_COPY(s->path, cfg->path);
     st = load(s, err);
     if (st != FL_OK) {
-        leases_destroy(s);
+        node_leases_destroy(s);
         return st;
     }
     *out = s;
     return FL_OK;
 }
 
-void leases_destroy(struct leases *s)
+void node_leases_destroy(struct leases *s)
 {
     if (!s)
         return;
@@ -235,7 +235,7 @@ static Fl__Lease *copy_of(const Fl__Lease *l)
     return copy;
 }
 
-enum fl_status leases_prepare(struct leases *s, const Fl__LeasePrepare *m,
+enum fl_status node_leases_prepare(struct leases *s, const Fl__LeasePrepare *m,
                               const struct fl_term *highest, const struct fl_node_ref *me,
                               struct fl_err *err)
 {
@@ -275,7 +275,7 @@ enum fl_status leases_prepare(struct leases *s, const Fl__LeasePrepare *m,
 /* ---- commit and release ------------------------------------------------------------------------
  */
 
-enum fl_status leases_commit(struct leases *s, const uint64_t *ids, size_t n, struct fl_err *err)
+enum fl_status node_leases_commit(struct leases *s, const uint64_t *ids, size_t n, struct fl_err *err)
 {
     bool was[LEASES_MAX] = { false };
     enum fl_status st;
@@ -301,7 +301,7 @@ enum fl_status leases_commit(struct leases *s, const uint64_t *ids, size_t n, st
     return st;
 }
 
-void leases_release(struct leases *s, uint64_t id)
+void node_leases_release(struct leases *s, uint64_t id)
 {
     size_t at = find(s, id);
 
@@ -319,7 +319,7 @@ static void store_or_say(const struct leases *s)
         fl_warn("leases not written why=%s", err.text);
 }
 
-void leases_sweep(struct leases *s)
+void node_leases_sweep(struct leases *s)
 {
     size_t before = s->n;
 
@@ -332,7 +332,7 @@ void leases_sweep(struct leases *s)
     hold_arm(s);
 }
 
-void leases_clear(struct leases *s)
+void node_leases_clear(struct leases *s)
 {
     while (s->n)
         drop(s, s->n - 1);
@@ -340,24 +340,24 @@ void leases_clear(struct leases *s)
     hold_arm(s);
 }
 
-bool leases_has(const struct leases *s, uint64_t id)
+bool node_leases_has(const struct leases *s, uint64_t id)
 {
     return find(s, id) < s->n;
 }
 
-bool leases_committed(const struct leases *s, uint64_t id)
+bool node_leases_committed(const struct leases *s, uint64_t id)
 {
     size_t at = find(s, id);
 
     return at < s->n && s->list[at]->state == FL__LEASE_STATE__COMMITTED;
 }
 
-size_t leases_count(const struct leases *s)
+size_t node_leases_count(const struct leases *s)
 {
     return s->n;
 }
 
-Fl__Lease *const *leases_list(const struct leases *s, size_t *n)
+Fl__Lease *const *node_leases_list(const struct leases *s, size_t *n)
 {
     *n = s->n;
     return s->list;

@@ -98,7 +98,7 @@ static void tidy(struct node *n)
 
     HASH_ITER (hh, n->workers, w, tmp)
         worker_destroy(w, w->gone);
-    sock_close(n);
+    node_sock_close(n);
     if (n->workers == NULL && fl_tree_remove(n->dir, &err) != FL_OK)
         fl_warn("runtime folder not removed why=\"%s\"", err.text);
 }
@@ -123,7 +123,7 @@ static void leave(struct node *n)
     if (n->leaving)
         return;
     n->leaving = true;
-    uplink_leave(n->up, n->why, on_left);
+    node_uplink_leave(n->up, n->why, on_left);
 }
 
 static void on_end_due(struct fl_timer *t, uint64_t now_ns)
@@ -132,17 +132,17 @@ static void on_end_due(struct fl_timer *t, uint64_t now_ns)
 
     (void)now_ns;
     fl_warn("ending takes too long, leaves alive=%zu told=%d", workers_alive(n),
-            uplink_joined(n->up));
+            node_uplink_joined(n->up));
     over(n);
 }
 
 void node_worker_over(struct node *n)
 {
     if (!n->workers)
-        uplink_purged(n->up);
+        node_uplink_purged(n->up);
     if (!n->ending || n->over)
         return;
-    if (!n->workers || (!workers_alive(n) && !uplink_joined(n->up)))
+    if (!n->workers || (!workers_alive(n) && !node_uplink_joined(n->up)))
         leave(n);
 }
 
@@ -167,14 +167,20 @@ void node_fail(struct node *n, const struct fl_err *err)
         return;
     n->end_status = err->status;
     n->end_err = *err;
-    node_stop(n, err->text, NODE_TERM_MS);
+    if (!n->workers) {
+        node_stop(n, err->text, NODE_TERM_MS);
+        return;
+    }
+    /* Adopted work is not ours to end: it runs on under its keepers, for a daemon that gets through. */
+    n->over = true;
+    fl_post(n->loop, &n->end_task);
 }
 
 void node_fenced(struct node *n)
 {
     struct worker *w, *tmp;
 
-    leases_clear(n->leases);
+    node_leases_clear(n->leases);
     HASH_ITER (hh, n->workers, w, tmp) {
         w->untold = true;
         if (w->gone)
@@ -249,7 +255,7 @@ static enum fl_status take_leases(struct node *n, struct fl_err *err)
     };
 
     FL_TRY(fl_path(path, err, "%s/leases", n->dir));
-    return leases_create(n->loop, &cfg, &n->leases, err);
+    return node_leases_create(n->loop, &cfg, &n->leases, err);
 }
 
 static enum fl_status take_metrics(struct node *n, struct fl_err *err)
@@ -292,11 +298,11 @@ static enum fl_status begin(struct node *n, struct fl_err *err)
     FL_TRY(take_paths(n, err));
     FL_TRY(take_metrics(n, err));
     FL_TRY(take_leases(n, err));
-    FL_TRY(tail_create(n, &n->tail, err));
+    FL_TRY(node_tail_create(n, &n->tail, err));
     workers_adopt(n);
-    FL_TRY(sock_listen(n, err));
+    FL_TRY(node_sock_open(n, err));
     FL_TRY(json_write(n, err));
-    FL_TRY(uplink_create(n, &n->up, err));
+    FL_TRY(node_uplink_create(n, &n->up, err));
     fl_info("node ready to join name=%s start=%llu dir=%s %s", n->name,
             (unsigned long long)n->ident.me.start, n->dir, node_inventory_text(n->inventory, line));
     return FL_OK;
@@ -337,13 +343,13 @@ void node_destroy(struct node *n)
     fl_task_cancel(n->loop, &n->end_task);
     HASH_ITER (hh, n->workers, w, tmp)
         worker_destroy(w, false);
-    uplink_destroy(n->up);
+    node_uplink_destroy(n->up);
     if (n->server)
-        sock_close(n);
-    if (n->json_path[0] && !n->over)
-        (void)unlink(n->json_path); /* nobody serves it any more */
-    leases_destroy(n->leases);
-    tail_destroy(n->tail);
+        node_sock_close(n);
+    if (n->json_path[0])
+        (void)unlink(n->json_path); /* nobody serves it any more; it may be gone with its folder */
+    node_leases_destroy(n->leases);
+    node_tail_destroy(n->tail);
     fl_metrics_destroy(n->metrics);
     if (n->inventory)
         fl__inventory__free_unpacked(n->inventory, NULL);

@@ -105,40 +105,40 @@ void worker_tell(struct worker *w); /* now, if the head is there and does not kn
 void worker_destroy(struct worker *w, bool remove_folder);
 size_t workers_alive(const struct node *n);
 
-enum fl_status follow_open(struct worker *w, struct fl_err *err);
-void follow_kick(struct worker *w);       /* pushes what there is, if it may */
-bool follow_done(const struct worker *w); /* gone, and the head has all that it wrote */
-void follow_close(struct worker *w);
+enum fl_status node_follow_open(struct worker *w, struct fl_err *err);
+void node_follow_kick(struct worker *w);       /* pushes what there is, if it may */
+bool node_follow_done(const struct worker *w); /* gone, and the head has all that it wrote */
+void node_follow_close(struct worker *w);
 struct tail; /* one inotify descriptor for all of them */
-enum fl_status tail_create(struct node *n, struct tail **out, struct fl_err *err);
-void tail_destroy(struct tail *t);
+enum fl_status node_tail_create(struct node *n, struct tail **out, struct fl_err *err);
+void node_tail_destroy(struct tail *t);
 
 /* ---- sock.c: node.sock -------------------------------------------------------------------------
  */
-enum fl_status sock_listen(struct node *n, struct fl_err *err);
-void sock_close(struct node *n);
-void line_destroy(struct line *l);
-enum fl_status line_event(struct worker *w, uint16_t method, struct fl_bytes body,
+enum fl_status node_sock_open(struct node *n, struct fl_err *err);
+void node_sock_close(struct node *n);
+void node_line_destroy(struct line *l);
+enum fl_status node_line_event(struct worker *w, uint16_t method, struct fl_bytes body,
                           struct fl_err *err);
 
 /* ---- uplink.c: the stream to the head ----------------------------------------------------------
  */
 struct uplink;
-enum fl_status uplink_create(struct node *n, struct uplink **out, struct fl_err *err);
-void uplink_destroy(struct uplink *u);
-bool uplink_joined(const struct uplink *u);
+enum fl_status node_uplink_create(struct node *n, struct uplink **out, struct fl_err *err);
+void node_uplink_destroy(struct uplink *u);
+bool node_uplink_joined(const struct uplink *u);
 /* FL_UNREACHABLE unless joined. */
-enum fl_status uplink_call(struct uplink *u, uint16_t method, uint32_t lane, uint64_t due_ns,
+enum fl_status node_uplink_call(struct uplink *u, uint16_t method, uint32_t lane, uint64_t due_ns,
                            const ProtobufCMessage *m, struct call_op *op, struct fl_err *err);
-void uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *name, double value);
-void uplink_forget_metrics(struct uplink *u, const struct fl_seat_ref *who);
-void uplink_purged(struct uplink *u); /* nothing runs any more: join anew, as the next start */
-void uplink_leave(struct uplink *u, const char *why,
+void node_uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *name, double value);
+void node_uplink_forget_metrics(struct uplink *u, const struct fl_seat_ref *who);
+void node_uplink_purged(struct uplink *u); /* nothing runs any more: join anew, as the next start */
+void node_uplink_leave(struct uplink *u, const char *why,
                   void (*left)(struct node *n)); /* tells the head */
-extern const struct call_method serve_methods[]; /* serve.c: what the head asks */
-extern const size_t serve_n_methods;
-void serve_releases(struct node *n); /* answers releases that waited for workers to end */
-void serve_drop(struct node *n);     /* the stream is gone: nobody waits any more      */
+extern const struct call_method node_serve_methods[]; /* serve.c: what the head asks */
+extern const size_t node_serve_n_methods;
+void node_serve_releases(struct node *n); /* answers releases that waited for workers to end */
+void node_serve_drop(struct node *n);     /* the stream is gone: nobody waits any more      */
 
 /* ---- node.c ------------------------------------------------------------------------------------
  */

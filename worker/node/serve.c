@@ -34,7 +34,7 @@ static void *decode(struct node *n, struct call_req *req, const struct wire_msg 
     struct fl_err err;
     void *msg = NULL;
 
-    if (!uplink_joined(n->up))
+    if (!node_uplink_joined(n->up))
         fl_fail(&err, FL_STALE, "this daemon has not joined on this connection");
     else if (!(msg = protobuf_c_message_unpack(d, NULL, m->head.body_bytes, m->body)))
         fl_fail(&err, FL_CORRUPT, "a %s of %u bytes cannot be decoded", d->short_name,
@@ -76,7 +76,7 @@ static void on_prepare(void *service, struct call_req *req, const struct wire_ms
                             : fl_fail(&err, FL_CANCELLED, "node %s is ending", n->name);
 
     if (st == FL_OK)
-        st = leases_prepare(n->leases, m, &n->ident.highest, &n->ident.me, &err);
+        st = node_leases_prepare(n->leases, m, &n->ident.highest, &n->ident.me, &err);
     if (st == FL_OK) {
         reply.ports = ports;
         reply.n_ports = m->free_ports;
@@ -99,7 +99,7 @@ static void on_commit(void *service, struct call_req *req, const struct wire_msg
 
     if (!m)
         return;
-    if (leases_commit(n->leases, m->ids, m->n_ids, &err) == FL_OK)
+    if (node_leases_commit(n->leases, m->ids, m->n_ids, &err) == FL_OK)
         done(req);
     else
         refuse(req, &err);
@@ -112,7 +112,7 @@ static void on_commit(void *service, struct call_req *req, const struct wire_msg
 static bool held(const struct node *n, const struct release *r)
 {
     for (size_t i = 0; i < r->n; i++)
-        if (leases_has(n->leases, r->ids[i]))
+        if (node_leases_has(n->leases, r->ids[i]))
             return true;
     return false;
 }
@@ -136,7 +136,7 @@ static void on_unwanted(void *arg, struct call_req *req)
     free(r);
 }
 
-void serve_releases(struct node *n)
+void node_serve_releases(struct node *n)
 {
     for (struct release *r = n->releases, *next; r; r = next) {
         next = r->next;
@@ -168,10 +168,10 @@ static void on_release(void *service, struct call_req *req, const struct wire_ms
     if (!m)
         return;
     for (size_t i = 0; i < m->n_ids; i++) {
-        leases_release(n->leases, m->ids[i]);
+        node_leases_release(n->leases, m->ids[i]);
         end_work_on(n, m->ids[i]);
     }
-    leases_sweep(n->leases);
+    node_leases_sweep(n->leases);
     r = req ? calloc(1, sizeof(*r) + m->n_ids * sizeof(r->ids[0])) : NULL;
     if (r) {
         r->node = n;
@@ -182,7 +182,7 @@ static void on_release(void *service, struct call_req *req, const struct wire_ms
         r->next = n->releases;
         n->releases = r;
         call_on_unwanted(req, on_unwanted, r);
-        serve_releases(n);
+        node_serve_releases(n);
     } else if (req) {
         fl_fail(&err, FL_EXHAUSTED, "no memory to release leases");
         refuse(req, &err);
@@ -190,7 +190,7 @@ static void on_release(void *service, struct call_req *req, const struct wire_ms
     fl__lease_ids__free_unpacked(m, NULL);
 }
 
-void serve_drop(struct node *n)
+void node_serve_drop(struct node *n)
 {
     while (n->releases) {
         struct release *r = n->releases;
@@ -273,7 +273,7 @@ static void on_deliver(void *service, struct call_req *req, const struct wire_ms
         return;
     struct worker *k = seat_of(m->to, &who) ? worker_find(n, &who) : NULL;
     enum fl_status st = k && m->method <= UINT16_MAX
-                            ? line_event(k, (uint16_t)m->method,
+                            ? node_line_event(k, (uint16_t)m->method,
                                          (struct fl_bytes){ m->body.data, m->body.len }, &err)
                             : fl_fail(&err, FL_NOT_FOUND, "no such worker here");
 
@@ -300,7 +300,7 @@ static void on_shutdown(void *service, struct call_req *req, const struct wire_m
     fl__shutdown__free_unpacked(m, NULL);
 }
 
-const struct call_method serve_methods[] = {
+const struct call_method node_serve_methods[] = {
     { FL_LEASE_PREPARE, "lease_prepare", on_prepare, NULL, NULL },
     { FL_LEASE_COMMIT, "lease_commit", on_commit, NULL, NULL },
     { FL_LEASE_RELEASE, "lease_release", on_release, NULL, NULL },
@@ -309,4 +309,4 @@ const struct call_method serve_methods[] = {
     { FL_DELIVER, "deliver", on_deliver, NULL, NULL },
     { FL_NODE_SHUTDOWN, "node_shutdown", on_shutdown, NULL, NULL },
 };
-const size_t serve_n_methods = FL_LEN(serve_methods);
+const size_t node_serve_n_methods = FL_LEN(node_serve_methods);

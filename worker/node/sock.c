@@ -52,7 +52,7 @@ static void on_metric(void *service, struct call_req *req, const struct wire_msg
     Fl__Metric *x = fl__metric__unpack(NULL, m->head.body_bytes, m->body);
 
     if (x && l->worker)
-        uplink_metric(l->node->up, &l->worker->who, x->name, x->value);
+        node_uplink_metric(l->node->up, &l->worker->who, x->name, x->value);
     if (x)
         fl__metric__free_unpacked(x, NULL);
     if (req)
@@ -65,8 +65,8 @@ static void on_progress(void *service, struct call_req *req, const struct wire_m
     Fl__Progress *x = fl__progress__unpack(NULL, m->head.body_bytes, m->body);
 
     if (x && l->worker) {
-        uplink_metric(l->node->up, &l->worker->who, "progress/done", (double)x->done);
-        uplink_metric(l->node->up, &l->worker->who, "progress/total", (double)x->total);
+        node_uplink_metric(l->node->up, &l->worker->who, "progress/done", (double)x->done);
+        node_uplink_metric(l->node->up, &l->worker->who, "progress/total", (double)x->total);
     }
     if (x)
         fl__progress__free_unpacked(x, NULL);
@@ -120,7 +120,7 @@ static void relay(void *service, struct call_req *req, const struct wire_msg *m)
             call_fail(req, &err);
         return;
     }
-    if (!uplink_joined(n->up)) { /* nothing was started: asking again is safe */
+    if (!node_uplink_joined(n->up)) { /* nothing was started: asking again is safe */
         refuse(req, FL_AGAIN, "the head is away just now; ask again");
         return;
     }
@@ -137,7 +137,7 @@ static void relay(void *service, struct call_req *req, const struct wire_msg *m)
     out.body = (ProtobufCBinaryData){ m->head.body_bytes, (uint8_t *)(uintptr_t)m->body };
     r->req = req;
     r->op.done = on_relayed;
-    if (uplink_call(n->up, FL_RELAY, LANE_RELAY, call_req_due_ns(req), &out.base, &r->op, &err) !=
+    if (node_uplink_call(n->up, FL_RELAY, LANE_RELAY, call_req_due_ns(req), &out.base, &r->op, &err) !=
         FL_OK) {
         if (err.status == FL_UNREACHABLE)
             err.status = FL_AGAIN; /* not sent */
@@ -158,7 +158,7 @@ static void on_closed(void *service, const struct fl_err *why)
 
     if (l->worker)
         fl_debug("worker's connection ended worker=\"%s\" why=\"%s\"", l->worker->name, why->text);
-    line_destroy(l);
+    node_line_destroy(l);
 }
 static const struct call_life life = { .closed = on_closed, .other = relay };
 
@@ -195,12 +195,12 @@ static void on_accepted(void *arg, struct stream *s_take)
         free(l);
         return;
     }
-    line_destroy(w->line); /* it has connected anew */
+    node_line_destroy(w->line); /* it has connected anew */
     l->worker = w;
     w->line = l;
 }
 
-void line_destroy(struct line *l)
+void node_line_destroy(struct line *l)
 {
     if (!l)
         return;
@@ -210,7 +210,7 @@ void line_destroy(struct line *l)
     free(l);
 }
 
-enum fl_status line_event(struct worker *w, uint16_t method, struct fl_bytes body,
+enum fl_status node_line_event(struct worker *w, uint16_t method, struct fl_bytes body,
                           struct fl_err *err)
 {
     if (!w->line)
@@ -218,7 +218,7 @@ enum fl_status line_event(struct worker *w, uint16_t method, struct fl_bytes bod
     return call_event(w->line->peer, method, LANE_CONTROL, body, err);
 }
 
-enum fl_status sock_listen(struct node *n, struct fl_err *err)
+enum fl_status node_sock_open(struct node *n, struct fl_err *err)
 {
     struct wire_hello me = { .role = "node", .node = n->ident.me, .term = n->ident.highest };
     char target[FL_PATH_MAX + 8];
@@ -229,7 +229,7 @@ enum fl_status sock_listen(struct node *n, struct fl_err *err)
     return stream_listen(n->loop, &stream_sock, &at, &me, on_accepted, n, &n->server, err);
 }
 
-void sock_close(struct node *n)
+void node_sock_close(struct node *n)
 {
     if (!n->server)
         return;

@@ -59,7 +59,7 @@ struct uplink {
 
 static void connect_now(struct uplink *u);
 
-bool uplink_joined(const struct uplink *u)
+bool node_uplink_joined(const struct uplink *u)
 {
     return u && u->state == UP_JOINED;
 }
@@ -73,7 +73,7 @@ static void hang_up(struct uplink *u)
 
     fl_timer_cancel(&u->beat);
     call_peer_destroy(peer); /* calls in flight come back: nobody may start new ones from there */
-    serve_drop(u->node);
+    node_serve_drop(u->node);
 }
 
 /* For good as far as a first start is concerned: the same again would fail the same way. */
@@ -118,6 +118,8 @@ static void on_wait(struct fl_timer *t, uint64_t now_ns)
     struct fl_err err;
 
     (void)now_ns;
+    if (u->node->workers) /* adopted: they need no head, and a head may come back */
+        return;
     fl_fail(&err, FL_UNREACHABLE, "no head at %.80s within %lld s: %s", u->node->cfg.address,
             (long long)u->node->cfg.wait_s, u->last.status ? u->last.text : "nobody answers");
     node_fail(u->node, &err);
@@ -185,10 +187,10 @@ static void purge(struct uplink *u, const char *why)
     fl_warn("ends what it ran why=\"%s\"", why);
     u->state = UP_PURGING;
     hang_up(u);
-    node_fenced(u->node); /* comes back by uplink_purged(), at once when nothing runs */
+    node_fenced(u->node); /* comes back by node_uplink_purged(), at once when nothing runs */
 }
 
-void uplink_purged(struct uplink *u)
+void node_uplink_purged(struct uplink *u)
 {
     struct fl_err err;
 
@@ -218,8 +220,8 @@ static void obey(struct uplink *u, const Fl__JoinReply *r)
             worker_stop(w, PROC_STOPPED, "the head does not want it any more", NODE_TERM_MS);
     }
     for (size_t i = 0; i < r->n_end_leases; i++)
-        leases_release(n->leases, r->end_leases[i]);
-    leases_sweep(n->leases);
+        node_leases_release(n->leases, r->end_leases[i]);
+    node_leases_sweep(n->leases);
 }
 
 static void joined(struct uplink *u, const Fl__JoinReply *r)
@@ -248,7 +250,7 @@ static void joined(struct uplink *u, const Fl__JoinReply *r)
     }
     for (struct worker *w = n->workers, *next; w; w = next) {
         next = w->hh.next;
-        follow_kick(w);
+        node_follow_kick(w);
         worker_tell(w);
     }
 }
@@ -297,7 +299,7 @@ static enum fl_status send_join(struct uplink *u, struct fl_err *err)
     m.address = n->addr.text;
     m.boot_id = n->boot_id;
     m.inventory = n->inventory;
-    m.leases = (Fl__Lease **)(uintptr_t)leases_list(n->leases, &m.n_leases);
+    m.leases = (Fl__Lease **)(uintptr_t)node_leases_list(n->leases, &m.n_leases);
     for (struct worker *w = n->workers; msgs && list && w; w = w->hh.next, i++) {
         worker_msg_make(w, &msgs[i]);
         list[i] = &msgs[i].state;
@@ -344,7 +346,7 @@ static bool take_term(struct uplink *u, const struct fl_term *term)
         return false;
     }
     if (known && memcmp(term->cluster, n->ident.highest.cluster, sizeof(term->cluster)) &&
-        (n->workers || leases_count(n->leases))) {
+        (n->workers || node_leases_count(n->leases))) {
         purge(u, "the head belongs to another cluster than what runs here");
         return false;
     }
@@ -381,7 +383,7 @@ static void on_ready(void *service)
 
     for (struct worker *w = n->workers, *next; w; w = next) {
         next = w->hh.next;
-        follow_kick(w);
+        node_follow_kick(w);
     }
 }
 static const struct call_life life = { .opened = on_opened,
@@ -405,7 +407,7 @@ static void dial(struct uplink *u)
                                                                   NULL, NULL, &s, &err);
 
     if (st == FL_OK) {
-        st = call_peer_create(s, serve_methods, serve_n_methods, &life, n, &u->peer, &err);
+        st = call_peer_create(s, node_serve_methods, node_serve_n_methods, &life, n, &u->peer, &err);
         if (st != FL_OK)
             stream_close(s, &err);
     }
@@ -471,7 +473,7 @@ static void connect_now(struct uplink *u)
 /* ---- face --------------------------------------------------------------------------------------
  */
 
-enum fl_status uplink_create(struct node *n, struct uplink **out, struct fl_err *err)
+enum fl_status node_uplink_create(struct node *n, struct uplink **out, struct fl_err *err)
 {
     struct uplink *u = calloc(1, sizeof(*u));
 
@@ -490,7 +492,7 @@ enum fl_status uplink_create(struct node *n, struct uplink **out, struct fl_err 
     return FL_OK;
 }
 
-void uplink_destroy(struct uplink *u)
+void node_uplink_destroy(struct uplink *u)
 {
     struct reading *r, *tmp;
 
@@ -510,13 +512,13 @@ void uplink_destroy(struct uplink *u)
         free(u);
 }
 
-enum fl_status uplink_call(struct uplink *u, uint16_t method, uint32_t lane, uint64_t due_ns,
+enum fl_status node_uplink_call(struct uplink *u, uint16_t method, uint32_t lane, uint64_t due_ns,
                            const ProtobufCMessage *m, struct call_op *op, struct fl_err *err)
 {
     struct fl_bytes b;
     enum fl_status st;
 
-    if (!uplink_joined(u))
+    if (!node_uplink_joined(u))
         return fl_fail(err, FL_UNREACHABLE, "the head is away");
     b = node_pack(m);
     if (!b.data)
@@ -528,7 +530,7 @@ enum fl_status uplink_call(struct uplink *u, uint16_t method, uint32_t lane, uin
     return st;
 }
 
-void uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *name, double value)
+void node_uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *name, double value)
 {
     struct reading key = { 0 }, *r;
 
@@ -551,7 +553,7 @@ void uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *
     r->value = value;
 }
 
-void uplink_forget_metrics(struct uplink *u, const struct fl_seat_ref *who)
+void node_uplink_forget_metrics(struct uplink *u, const struct fl_seat_ref *who)
 {
     struct reading *r, *tmp;
 
@@ -576,14 +578,14 @@ static void on_leave(struct call_op *op, enum fl_status st, const struct wire_ms
         FL_TAKE(u->left)(n);
 }
 
-void uplink_leave(struct uplink *u, const char *why, void (*left)(struct node *n))
+void node_uplink_leave(struct uplink *u, const char *why, void (*left)(struct node *n))
 {
     Fl__Shutdown m = FL__SHUTDOWN__INIT;
 
     m.why = (char *)(uintptr_t)why;
     u->left = left;
     u->leave.done = on_leave;
-    if (uplink_call(u, FL_NODE_LEAVE, LANE_CONTROL,
+    if (node_uplink_call(u, FL_NODE_LEAVE, LANE_CONTROL,
                     fl_loop_now_ns(u->node->loop) + LEAVE_MS * 1000000ull, &m.base, &u->leave,
                     NULL) != FL_OK)
         FL_TAKE(u->left)(u->node);

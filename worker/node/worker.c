@@ -48,7 +48,7 @@ size_t workers_alive(const struct node *n)
  */
 static bool end_may_show(const struct worker *w)
 {
-    return w->gone && (w->drain_over || follow_done(w));
+    return w->gone && (w->drain_over || node_follow_done(w));
 }
 
 void worker_msg_make(const struct worker *w, struct worker_msg *m)
@@ -109,7 +109,7 @@ static void on_told(struct call_op *op, enum fl_status st, const struct wire_msg
     w->telling = false;
     if (st != FL_OK) {
         w->dirty = true;
-        if (uplink_joined(w->node->up)) {
+        if (node_uplink_joined(w->node->up)) {
             fl_warn("change of a worker not taken worker=\"%s\" why=\"%s\"", w->name, err->text);
             tell_later(w);
         }
@@ -132,17 +132,17 @@ void worker_tell(struct worker *w)
     struct worker_msg m;
     struct fl_err err;
 
-    if (!w->dirty || w->telling || w->untold || !uplink_joined(n->up))
+    if (!w->dirty || w->telling || w->untold || !node_uplink_joined(n->up))
         return;
     if (w->gone && !end_may_show(w)) { /* output first; follow.c comes back here */
         if (!w->drain.loop)
             fl_timer_arm_in(n->loop, &w->drain, NODE_DRAIN_MS);
-        follow_kick(w);
+        node_follow_kick(w);
         return;
     }
     worker_msg_make(w, &m);
     w->tell.done = on_told;
-    enum fl_status st = uplink_call(n->up, FL_WORKER_CHANGED, LANE_CONTROL,
+    enum fl_status st = node_uplink_call(n->up, FL_WORKER_CHANGED, LANE_CONTROL,
                                     fl_loop_now_ns(n->loop) + NODE_CALL_MS * 1000000ull,
                                     &m.state.base, &w->tell, &err);
 
@@ -236,7 +236,7 @@ static void on_gone(void *arg, struct proc *p, const struct proc_exit *x)
     if (w->stop_asked && w->exit.cause == PROC_EXITED) /* it left by itself when it was told to */
         w->exit.cause = w->stop_cause;
     fl_timer_cancel(&w->stop_late);
-    line_destroy(w->line);
+    node_line_destroy(w->line);
     fl_metric_add(n->count.ended, 1);
     fl_metric_set(n->count.workers, (double)workers_alive(n));
     fl_info("worker ended cause=%s code=%d signal=%d lived_ms=%llu peak_mib=%llu why=\"%s\"",
@@ -248,8 +248,8 @@ static void on_gone(void *arg, struct proc *p, const struct proc_exit *x)
         worker_destroy(w, true);
     else
         worker_tell(w);
-    leases_sweep(n->leases);
-    serve_releases(n);
+    node_leases_sweep(n->leases);
+    node_serve_releases(n);
     node_worker_over(n);
 }
 static const struct proc_user user = { .started = on_started, .gone = on_gone };
@@ -285,7 +285,7 @@ void worker_stop(struct worker *w, enum proc_cause cause, const char *text, uint
         m.budget_ms = term_ms / 2;
         m.why = w->stop_text;
         struct fl_bytes body = node_pack(&m.base);
-        bool sent = body.data && line_event(w, FL_EV_STOP, body, NULL) == FL_OK;
+        bool sent = body.data && node_line_event(w, FL_EV_STOP, body, NULL) == FL_OK;
 
         free((void *)(uintptr_t)body.data);
         if (sent) {
@@ -411,7 +411,7 @@ void worker_destroy(struct worker *w, bool remove_folder)
 
     if (!w)
         return;
-    line_destroy(w->line);
+    node_line_destroy(w->line);
     fl_timer_cancel(&w->tell_again);
     fl_timer_cancel(&w->drain);
     fl_timer_cancel(&w->stop_late);
@@ -420,7 +420,7 @@ void worker_destroy(struct worker *w, bool remove_folder)
         w->told_gone = false;
         call_cancel(&w->tell);
     }
-    follow_close(w);
+    node_follow_close(w);
     if (w->proc)
         w->node->cfg.proc->forget(w->proc);
     if (w->hh.tbl)
@@ -428,7 +428,7 @@ void worker_destroy(struct worker *w, bool remove_folder)
     if (remove_folder && fl_tree_remove(w->dir, &err) != FL_OK)
         fl_warn("folder of a worker not removed why=\"%s\"", err.text);
     if (w->node->up)
-        uplink_forget_metrics(w->node->up, &w->who);
+        node_uplink_forget_metrics(w->node->up, &w->who);
     explicit_bzero(w->spec->key.data, w->spec->key.len);
     fl__worker_spec__free_unpacked(w->spec, NULL);
     free(w);
@@ -490,7 +490,7 @@ static enum fl_status folder_make(struct worker *w, struct fl_err *err)
     FL_TRY(fl_tree_remove(w->dir, err)); /* of an end that was told, and a folder that stayed */
     FL_TRY(fl_mkdirs(w->dir, err));
     FL_TRY(folder_file(w, "worker", &w->spec->base, err));
-    return follow_open(w, err);
+    return node_follow_open(w, err);
 }
 
 enum fl_status worker_start(struct node *n, const Fl__WorkerSpec *spec, struct fl_err *err)
@@ -504,7 +504,7 @@ enum fl_status worker_start(struct node *n, const Fl__WorkerSpec *spec, struct f
     if (worker_find(n, &who))
         return FL_OK; /* asked again: the first answer was lost */
     for (size_t i = 0; i < spec->n_leases; i++)
-        if (!leases_committed(n->leases, spec->leases[i]))
+        if (!node_leases_committed(n->leases, spec->leases[i]))
             return fl_fail(err, FL_STALE, "worker %s %u: lease %llu is not committed here",
                            spec->role, spec->rank, (unsigned long long)spec->leases[i]);
     if (HASH_COUNT(n->workers) >= NODE_WORKERS_MAX)
@@ -561,7 +561,7 @@ static enum fl_status adopt_one(struct node *n, const char *name, struct fl_err 
         return fl_fail(err, FL_CORRUPT, "%s (%zu bytes) does not say what runs there", path, len);
     }
     FL_TRY(worker_new(n, spec, &w, err));
-    st = follow_open(w, err);
+    st = node_follow_open(w, err);
     if (st == FL_OK)
         st = n->cfg.proc->adopt(n->loop, w->dir, &user, w, &w->proc, err);
     if (st != FL_OK) {
