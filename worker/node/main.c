@@ -71,6 +71,22 @@ static void raise_limits(void)
                 (unsigned long long)r.rlim_max);
 }
 
+/* Entrypoints name furlong-driver, furlong and ray by their bare names: those of this daemon's own
+ * folder come first. keeper: the path of a program there. */
+static enum fl_status path_lead(const char *keeper, struct fl_err *err)
+{
+    const char *was = getenv("PATH");
+    char *path = NULL;
+    int rc = asprintf(&path, "%.*s:%s", (int)(strrchr(keeper, '/') - keeper), keeper,
+                      was && *was ? was : "/usr/local/bin:/usr/bin:/bin");
+
+    if (rc < 0 || setenv("PATH", path, 1))
+        rc = -1;
+    if (rc >= 0)
+        free(path);
+    return rc < 0 ? fl_fail(err, FL_EXHAUSTED, "no memory for PATH") : FL_OK;
+}
+
 static enum fl_status run(const struct node_config *cfg, struct daemon *d, struct fl_err *err)
 {
     static const int signals[] = { SIGTERM, SIGINT };
@@ -118,6 +134,8 @@ int main(int argc, char **argv)
         st = fl_log_level_set(cfg.log_level, &err);
     if (st == FL_OK)
         st = fl_program_path("furlong-keep", keeper, &err);
+    if (st == FL_OK)
+        st = path_lead(keeper, &err);
     if (st == FL_OK) {
         cfg.keeper = keeper;
         raise_limits();

@@ -43,8 +43,8 @@ static enum fl_status seat_place(struct driver *d, struct fl_err *err)
     size_t n = 0;
 
     for (size_t i = 0; i < 5; i++) {
-        if (!fl_opts_given(&d->opts, names[i]) || (f->colocate && i == 2))
-            continue;
+        if (values[i] <= 0 || (f->colocate && i == 2))
+            continue; /* not given: the head derives it */
         snprintf(text[i], sizeof(text[i]), "%jd", (intmax_t)values[i]);
         flags[n++] = (struct furlong_flag){ names[i], text[i] };
     }
