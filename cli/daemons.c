@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
@@ -60,6 +61,25 @@ static enum fl_status spawn(const char *path, char *const *argv, const char *log
     return rc ? fl_fail_errno(err, "start %s", path) : FL_OK;
 }
 
+/* What it said before it went: a usage error comes before there is a --ready-fd to say it on. */
+static enum fl_status ended_early(const char *program, const char *log, struct fl_err *err)
+{
+    char tail[512] = "";
+    FILE *f = fopen(log, "re");
+
+    if (f) {
+        (void)fseek(f, -(long)(sizeof(tail) - 1), SEEK_END); /* a shorter file is read from its start */
+        tail[fread(tail, 1, sizeof(tail) - 1, f)] = 0;
+        fclose(f);
+    }
+    size_t len = strlen(tail);
+    while (len && tail[len - 1] == '\n')
+        tail[--len] = 0;
+    const char *line = strrchr(tail, '\n');
+    return fl_fail(err, FL_INTERNAL, "%s ended before it was ready: %.160s (its log: %s)", program,
+                   line ? line + 1 : tail, log);
+}
+
 static enum fl_status read_ready(const char *program, const char *log, int fd, uint32_t wait_ms,
                                  json_t **ready, struct fl_err *err)
 {
@@ -88,7 +108,7 @@ static enum fl_status read_ready(const char *program, const char *log, int fd, u
     line[len] = 0;
     *ready = json_loads(line, JSON_REJECT_DUPLICATES, &bad);
     if (!*ready)
-        return fl_fail(err, FL_INTERNAL, "%s ended before it was ready; its log is %s", program, log);
+        return ended_early(program, log, err);
     const char *said = json_string_value(json_object_get(*ready, "error"));
     if (said) {
         enum fl_status st = fl_fail(err, FL_INVALID, "%s", said);
@@ -100,35 +120,18 @@ static enum fl_status read_ready(const char *program, const char *log, int fd, u
     return FL_OK;
 }
 
-/* The folder has its name from an id that only the daemon knows: the log moves in once it has said. */
-static enum fl_status keep_log(const json_t *ready, const char *runtime, const char *log,
-                               struct fl_err *err)
+enum fl_status cli_daemon_start(const char *program, const char *const *args, const char *log_dir,
+                                uint32_t wait_ms, json_t **ready, struct fl_err *err)
 {
-    const char *node = json_string_value(json_object_get(ready, "node"));
-    const char *id = node ? node : json_string_value(json_object_get(ready, "cluster"));
-    char to[FL_PATH_MAX];
-
-    if (!id)
-        return fl_fail(err, FL_INTERNAL, "the daemon did not say who it is; its log is %s", log);
-    FL_TRY(fl_path(to, err, "%s/%c-%.8s/%s.log", runtime, node ? 'n' : 'h', id,
-                   node ? "node" : "head"));
-    if (rename(log, to) < 0)
-        return fl_fail_errno(err, "move %s to %s", log, to);
-    return FL_OK;
-}
-
-enum fl_status cli_daemon_start(const char *program, const char *const *args, uint32_t wait_ms,
-                                json_t **ready, struct fl_err *err)
-{
-    char path[FL_PATH_MAX], runtime[FL_PATH_MAX], log[FL_PATH_MAX];
+    char path[FL_PATH_MAX], log[FL_PATH_MAX];
     const char *argv[64] = { program, "--ready-fd=3" };
     size_t n = 2;
     int fds[2];
     pid_t pid;
 
     FL_TRY(fl_program_path(program, path, err));
-    FL_TRY(fl_runtime_dir(NULL, runtime, err));
-    FL_TRY(fl_path(log, err, "%s/%s.%d.log", runtime, program, (int)getpid()));
+    FL_TRY(fl_mkdirs(log_dir, err));
+    FL_TRY(fl_path(log, err, "%s/%s.log", log_dir, program));
     while (*args && n < sizeof(argv) / sizeof(*argv) - 1)
         argv[n++] = *args++;
     if (*args)
@@ -142,7 +145,7 @@ enum fl_status cli_daemon_start(const char *program, const char *const *args, ui
     if (st == FL_OK)
         st = read_ready(program, log, fds[0], wait_ms, ready, err);
     close(fds[0]);
-    return st == FL_OK ? keep_log(*ready, runtime, log, err) : st;
+    return st;
 }
 
 static int heads_first(const void *a, const void *b)

@@ -17,14 +17,15 @@ struct cli_daemon { /* a head or a node of this user on this machine, by its jso
     json_t *info; /* the file; owned */
 };
 
-/* Start program (found beside ours) as leader of a session of its own, standard streams on a log
- * in the runtime folder, and wait for the line on its --ready-fd.
+/* Start program (found beside ours) as leader of a session of its own, and wait for the line on its
+ * --ready-fd.
  *
  * argv        without the program's name and --ready-fd, NULL-terminated
+ * log_dir     made if absent; standard streams go to PROGRAM.log in it, behind what is there
  * *ready      its json file; the caller's to json_decref()
  * err         the daemon's own sentence when it did not come up; FL_TIMEOUT names the log file */
-enum fl_status cli_daemon_start(const char *program, const char *const *argv, uint32_t wait_ms,
-                                json_t **ready, struct fl_err *err);
+enum fl_status cli_daemon_start(const char *program, const char *const *argv, const char *log_dir,
+                                uint32_t wait_ms, json_t **ready, struct fl_err *err);
 
 /* Those that really run, heads first. *out: free each with cli_daemons_free(). */
 enum fl_status cli_daemons_find(struct cli_daemon **out, size_t *n, struct fl_err *err);

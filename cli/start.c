@@ -79,10 +79,21 @@ static void add_int(struct words *w, const char *name, int64_t value)
     add(w, name, text);
 }
 
+static enum fl_status log_dir(const struct start *s, char out[FL_PATH_MAX], struct fl_err *err)
+{
+    char state[FL_PATH_MAX];
+
+    FL_TRY(fl_state_dir(s->state_dir, state, err));
+    return fl_path(out, err, "%s/logs", state);
+}
+
 static enum fl_status start_head(const struct start *s, json_t **head, struct fl_err *err)
 {
     struct words w = { 0 };
     const char *ip = s->ip ? s->ip : "127.0.0.1";
+    char logs[FL_PATH_MAX];
+
+    FL_TRY(log_dir(s, logs, err));
 
     add(&w, "node-ip-address", ip);
     add_int(&w, "port", s->port);
@@ -91,14 +102,16 @@ static enum fl_status start_head(const struct start *s, json_t **head, struct fl
     add(&w, "state-dir", s->state_dir);
     add(&w, "log-level", s->log_level);
     return w.cut ? fl_fail(err, FL_INVALID, "an option is longer than %d bytes", WORD_BYTES)
-                 : cli_daemon_start("furlong-head", w.argv, READY_MS, head, err);
+                 : cli_daemon_start("furlong-head", w.argv, logs, READY_MS, head, err);
 }
 
 static enum fl_status start_node(const struct start *s, const char *address, json_t **node,
                                  struct fl_err *err)
 {
     struct words w = { 0 };
+    char logs[FL_PATH_MAX];
 
+    FL_TRY(log_dir(s, logs, err));
     add(&w, "address", address);
     add(&w, "node-ip-address", s->ip ? s->ip : s->head ? "127.0.0.1" : NULL);
     add(&w, "node-name", s->name);
@@ -111,7 +124,7 @@ static enum fl_status start_node(const struct start *s, const char *address, jso
     add(&w, "log-level", s->log_level);
     add_int(&w, "wait", s->wait_s);
     return w.cut ? fl_fail(err, FL_INVALID, "an option is longer than %d bytes", WORD_BYTES)
-                 : cli_daemon_start("furlong-node", w.argv, (uint32_t)s->wait_s * 1000 + READY_MS, node, err);
+                 : cli_daemon_start("furlong-node", w.argv, logs, (uint32_t)s->wait_s * 1000 + READY_MS, node, err);
 }
 
 /* ==== --block ====================================================================================== */

@@ -75,9 +75,10 @@ static int64_t devices_needed(const struct train_flags *f)
 
 static enum fl_status start_private(struct train *t, struct cli_cluster *c, struct fl_err *err)
 {
-    char state[FL_PATH_MAX + 32], gpus[40], address[CLI_URL_BYTES];
+    char state[FL_PATH_MAX + 32], logs[FL_PATH_MAX], gpus[40], address[CLI_URL_BYTES];
     json_t *info;
 
+    FL_TRY(fl_path(logs, err, "%s/logs", t->run_dir));
     snprintf(state, sizeof(state), "--state-dir=%s/cluster", t->run_dir);
     snprintf(gpus, sizeof(gpus), "--num-gpus=%lld",
              (long long)(t->num_gpus_given ? t->num_gpus : devices_needed(&t->flags)));
@@ -85,7 +86,7 @@ static enum fl_status start_private(struct train *t, struct cli_cluster *c, stru
                             (const char *const[]){ "--private", "--until-idle", "--node-ip-address=127.0.0.1",
                                                    "--port=0", "--dashboard-host=127.0.0.1",
                                                    "--dashboard-port=0", state, NULL },
-                            READY_MS, &info, err));
+                            logs, READY_MS, &info, err));
     t->own[t->n_own++] = (struct cli_daemon){ .kind = 'h', .pid = (pid_t)cli_int(info, "pid"),
                                               .start_time = (uint64_t)cli_int(info, "start_time") };
     snprintf(c->url, sizeof(c->url), "%s%s", strstr(cli_text(info, "http"), "://") ? "" : "http://",
@@ -95,7 +96,7 @@ static enum fl_status start_private(struct train *t, struct cli_cluster *c, stru
     FL_TRY(cli_daemon_start("furlong-node",
                             (const char *const[]){ address, "--private", "--node-ip-address=127.0.0.1",
                                                    "--node-name=local", gpus, state, NULL },
-                            READY_MS, &info, err));
+                            logs, READY_MS, &info, err));
     t->own[t->n_own++] = (struct cli_daemon){ .kind = 'n', .pid = (pid_t)cli_int(info, "pid"),
                                               .start_time = (uint64_t)cli_int(info, "start_time") };
     json_decref(info);

@@ -32,6 +32,8 @@ const struct fl_opt node_opts[] = {
       .help = "how long to wait for the head at the start" },
     { FL_OPT_BYTES, "log-max-bytes", .arg = "BYTES", .fallback = "64MiB", AT(log_max_bytes),
       .help = "of each output of each worker: older ones are given back" },
+    { FL_OPT_SWITCH, "private", AT(is_private),
+      .help = "of a private cluster: `furlong stop` leaves it to the run that started it" },
     { FL_OPT_TEXT, "log-level", .arg = "LEVEL", .choices = "error|warn|info|debug", AT(log_level),
       .help = "default info" },
     { 0 },
