@@ -267,7 +267,8 @@ static void settle_asks(struct head *h, struct group *g, uint64_t now_ns)
     bool late = false;
 
     DL_FOREACH_SAFE(g->asks, a, next) {
-        bool due = a->due_ns && a->due_ns <= now_ns && !g->placing; /* its answer is on the way */
+        bool tried = g->tried == h->resources || h->state == HEAD_RECOVERING;
+        bool due = (a->once ? tried : a->due_ns && a->due_ns <= now_ns) && !g->placing;
 
         if (!call_unwanted(a->req) && !due) {
             if (a->due_ns > now_ns)

@@ -31,6 +31,8 @@ static void recovered(struct head *h)
 {
     if (h->state != HEAD_RECOVERING || h->raising || !nodes_all_in(h))
         return;
+    if (h->foreign_to)
+        jobs_after_older(h);
     h->state = HEAD_READY;
     fl_info("head is ready term=%" PRIu64 " nodes=%u jobs=%u", h->term.head, HASH_COUNT(h->nodes),
             HASH_CNT(hh, h->jobs) - h->n_jobs_over);

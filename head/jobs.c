@@ -360,16 +360,27 @@ void jobs_settle(struct head *h)
 
 /* ---- the past --------------------------------------------------------------------------------- */
 
-/* Whether they ran under the later head is not known, and running them twice would do harm. */
+#define GIVEN_UP "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"
+
+bool job_given_up(const struct job *j)
+{
+    return job_over(j) && j->rec->error_type && strcmp(j->rec->error_type, GIVEN_UP) == 0;
+}
+
+/* Whether they ran under the later head is not known, and running them twice would do harm. What a
+ * daemon still runs of them has been taken over by then, or is shown as unknown when it comes. */
 void jobs_after_older(struct head *h)
 {
     struct job *j, *tmp;
 
-    HASH_ITER(hh, h->jobs, j, tmp)
-        if (j->replayed && !job_over(j) && !j->rec->has_driver)
-            finish(j, FL__JOB_STATUS__JOB_FAILED, NULL, "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
+    HASH_ITER(hh, h->jobs, j, tmp) {
+        struct seat *d = job_driver(j);
+
+        if (j->replayed && !job_over(j) && (!d || d->rec->state == FL__SEAT_STATE__SEAT_WAITING))
+            finish(j, FL__JOB_STATUS__JOB_FAILED, NULL, GIVEN_UP,
                    "Not started: this head's journal is older than the cluster, and the job may have "
                    "run already; submit it again if it has not.");
+    }
 }
 
 void job_forget_old(struct head *h)

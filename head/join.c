@@ -242,16 +242,18 @@ static void settle_worker(struct tally *t, const Fl__WorkerState *w)
     bool gone = w->phase == FL__WORKER_PHASE__WORKER_GONE;
     bool older = t->head->foreign_to != 0;
 
-    if (!s) {
+    uint32_t attempt = w->who->attempt;
+    if (!s || (older && job_given_up(s->job))) {
         if (older && !gone)
             show_worker(t, w);
         else
             end_worker(t, w);
         return;
     }
-    if (older && w->who->attempt > s->rec->who->attempt && !job_over(s->job))
+    if (older && !job_over(s->job) &&
+        (attempt > s->rec->who->attempt ||
+         (attempt == s->rec->who->attempt && s->rec->state == FL__SEAT_STATE__SEAT_WAITING)))
         follow_attempt(t, s, w);
-    uint32_t attempt = w->who->attempt;
     bool live = s->rec->state == FL__SEAT_STATE__SEAT_LIVE && attempt == s->rec->who->attempt;
     if (gone && (live || attempt == s->rec->ending))
         seat_gone(s, attempt, w->exit, NULL);
@@ -276,7 +278,8 @@ static void settle_absent(struct tally *t, struct seat *s)
     Fl__Exit x = FL__EXIT__INIT;
     char why[256];
 
-    s->started = s->joined = false;
+    s->started = s->joined = s->stopping = false;
+    s->ready_ns = 0;
     if (s->rec->ending) {
         Fl__SeatRec rec = *s->rec;
 

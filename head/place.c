@@ -570,6 +570,17 @@ static void refuse(struct group *g, const struct fl_err *err)
         retry_later(g);
 }
 
+/* A node that is silent just now may come back with what is missing: nothing is final before that. */
+static bool node_away(struct head *h)
+{
+    struct node *n, *tmp;
+
+    HASH_ITER(hh, h->nodes, n, tmp)
+        if (n->rec->fate == FL__NODE_FATE__NODE_IN && n->state != NODE_READY)
+            return true;
+    return false;
+}
+
 void place_group(struct group *g)
 {
     struct head *h = g->job->head;
@@ -602,7 +613,7 @@ void place_group(struct group *g)
         return;
     snprintf(g->why, sizeof(g->why), "%s", err.text);
     g->tried = h->resources;
-    if (st == FL_INVALID && by_flags)
+    if (st == FL_INVALID && by_flags && !node_away(h))
         refuse(g, &err);
     else if (st != FL_EXHAUSTED && st != FL_INVALID)
         retry_later(g);

@@ -70,6 +70,8 @@ enum fl_status head_record(struct head *h, enum rec_kind kind, const void *msg, 
     fl_str_fini(&buf);
     if (st != FL_OK)
         free(a);
+    else
+        head_kick(h); /* something may follow from it */
     return st;
 }
 

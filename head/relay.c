@@ -212,8 +212,9 @@ static void serve_place(struct question *q)
         a->req = q->req;
         a->group = g;
         a->due_ns = call_req_due_ns(q->req);
+        a->once = m->has_wait_ms && m->wait_ms == 0;
         if (m->has_wait_ms && (!a->due_ns || now + m->wait_ms * 1000000ull < a->due_ns))
-            a->due_ns = now + m->wait_ms * 1000000ull + 1; /* 0: one try, in this turn */
+            a->due_ns = now + m->wait_ms * 1000000ull;
         DL_APPEND(g->asks, a);
         head_kick(h);
     }

@@ -90,6 +90,7 @@ struct ask { /* a GROUP_PLACE that waits for its answer */
     struct call_req *req;
     struct group *group;
     uint64_t due_ns; /* 0: none */
+    bool once;       /* one try, then the answer */
 };
 struct placing;
 struct group {
@@ -306,6 +307,7 @@ void jobs_settle(struct head *h);
 struct seat *job_driver(struct job *j);
 const char *job_status_name(Fl__JobStatus s);
 void jobs_after_older(struct head *h); /* the journal turned out to be older than the cluster */
+bool job_given_up(const struct job *j); /* by that */
 void job_forget_old(struct head *h);
 
 /* ---- seats.c: the directory, starts, ends, restarts ---- */

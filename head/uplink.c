@@ -228,7 +228,8 @@ static void journal_is_older(struct head *h, uint64_t seen, const char *who)
     if (head_record(h, REC_HEAD, &rec, NULL, &err) != FL_OK ||
         journal_raise_term(h->journal, seen, &h->term, &after_new(h, raised)->op, &err) != FL_OK)
         h->raising = false; /* it comes back and this is tried again */
-    jobs_after_older(h);
+    if (h->state != HEAD_RECOVERING)
+        jobs_after_older(h);
 }
 
 static void on_opened(void *service, const struct wire_hello *peer)
