@@ -232,12 +232,12 @@ static void run_dir_clear(void)
 }
 
 /* ---- the table of the design ------------------------------------------------------------------ */
-#define UP "launch:rollout "
-#define UP_AWAY "launch:rollout E.offload_kv E.offload_weights launch:trainer "
+#define UP "launch:rollout E.resume "
+#define UP_AWAY "launch:rollout E.resume E.offload_kv E.offload_weights launch:trainer T.state "
 static void columns(void **state)
 {
     static const struct { const char *name, *flags, *start, *step; } rows[] = {
-        { "split", "", UP "launch:trainer E.pause update E.resume", "generate train E.pause update E.resume record" },
+        { "split", "", UP "launch:trainer T.state E.pause update E.resume", "generate train E.pause update E.resume record" },
         { "colocated", "--colocate",
           UP_AWAY "T.offload E.onload_weights update E.onload_kv",
           "generate E.offload_kv E.offload_weights T.onload train T.offload E.onload_weights update E.onload_kv record" },
@@ -248,9 +248,9 @@ static void columns(void **state)
           UP_AWAY "T.clear_memory E.onload_weights update E.onload_kv",
           "generate E.offload_kv E.offload_weights train T.clear_memory E.onload_weights update E.onload_kv record" },
         { "colocated, engines stay", "--colocate --no-offload-rollout",
-          UP "launch:trainer T.offload update", "generate T.onload train T.offload update record" },
+          UP "launch:trainer T.state T.offload update", "generate T.onload train T.offload update record" },
         { "colocated, weights stay", "--colocate --offload-rollout-level kv_cache",
-          "launch:rollout E.offload_kv launch:trainer T.offload update E.onload_kv",
+          "launch:rollout E.resume E.offload_kv launch:trainer T.state T.offload update E.onload_kv",
           "generate E.offload_kv T.onload train T.offload update E.onload_kv record" },
         { "split with offload", "--offload",
           UP_AWAY "T.offload E.onload_weights E.pause update E.resume E.onload_kv",

@@ -190,11 +190,23 @@ enum fl_status drv_settle(struct driver *d, struct fl_err *err)
     return rows_run(d, d->flags.colocate ? after_update_colocated : after_update_split, err);
 }
 
+/* A process that has joined may still load its model; one that answers has its weights in place. */
+static enum fl_status answers(struct driver *d, enum drv_side side, const char *method,
+                              struct fl_err *err)
+{
+    enum fl_status st = d->ops->ask(d, side, method, NULL, (uint32_t)(d->flags.start_timeout_s * 1000),
+                                    NULL, err);
+
+    return st == FL_UNSUPPORTED || st == FL_INVALID ? FL_OK : st; /* it answered */
+}
+
 enum fl_status drv_bring_up(struct driver *d, struct fl_err *err)
 {
     FL_TRY(d->ops->launch(d, DRV_ENGINES, err));
+    FL_TRY(answers(d, DRV_ENGINES, "resume", err));
     FL_TRY(rows_run(d, engines_loaded, err));
-    return d->ops->launch(d, DRV_TRAINERS, err);
+    FL_TRY(d->ops->launch(d, DRV_TRAINERS, err));
+    return answers(d, DRV_TRAINERS, "state", err);
 }
 
 enum fl_status drv_after_rollout(struct driver *d, struct fl_err *err)
