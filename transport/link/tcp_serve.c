@@ -236,7 +236,7 @@ static int put_bytes(struct tcp_serving *c)
         c->state = SERVING_ASK;
         c->at = 0;
     }
-    return 1;
+    return (size_t)done == all; /* less: the socket is full */
 }
 
 static int step(struct tcp *k, struct tcp_serving *c)

@@ -212,7 +212,8 @@ void tcp_take_start(struct tcp *k, struct tcp_pull *p)
 
 /* ---- bytes ---- */
 
-static unsigned next_iov(const struct tcp_taking *c, const struct tcp_pull *p, struct iovec *iov)
+static unsigned next_iov(const struct tcp_taking *c, const struct tcp_pull *p, struct iovec *iov,
+                         size_t *bytes)
 {
     size_t seg = c->seg, all = 0;
     uint32_t row = c->row;
@@ -233,6 +234,7 @@ static unsigned next_iov(const struct tcp_taking *c, const struct tcp_pull *p, s
             seg++;
         }
     }
+    *bytes = all;
     return n;
 }
 
@@ -301,7 +303,8 @@ static int read_say(struct tcp *k, struct tcp_taking *c, struct tcp_pull *p)
 static int read_bytes(struct tcp *k, struct tcp_taking *c, struct tcp_pull *p)
 {
     struct iovec iov[TCP_IOV];
-    struct msghdr m = { .msg_iov = iov, .msg_iovlen = next_iov(c, p, iov) };
+    size_t all;
+    struct msghdr m = { .msg_iov = iov, .msg_iovlen = next_iov(c, p, iov, &all) };
     ssize_t n = FL_FAULT("link.tcp.recv") ? 0 : recvmsg(c->end.fd, &m, 0);
 
     if (n <= 0) {
@@ -312,8 +315,9 @@ static int read_bytes(struct tcp *k, struct tcp_taking *c, struct tcp_pull *p)
     if (c->seg == p->n) {
         link_op_set(p->op, FL_OK, "%s", "");
         pull_ends(k, c, p);
+        return 1;
     }
-    return 1;
+    return (size_t)n == all; /* less: the socket is empty, asking again would only say so */
 }
 
 static bool connect_ends(struct tcp *k, struct tcp_taking *c)
