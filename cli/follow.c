@@ -33,8 +33,7 @@ struct follow {
     unsigned interrupts;
     uint64_t away_since_ns; /* 0: the head answers */
     bool head_away_said, bar_drawn, line_open;
-    char *state;
-    int exit_code;
+    struct cli_end *end;
     bool stop_sent;
     enum fl_status st;
     struct fl_err err;
@@ -114,10 +113,14 @@ static void take_steps(struct reader *r, const struct http_answer *a)
         bar_draw(f, step);
     }
     if (*state)
-        (void)fl_copy(f->state, 16, state);
+        (void)FL_COPY(f->end->state, state);
     r->over = ended(state) && json_array_size(json_object_get(o, "steps")) == 0;
-    if (r->over)
-        f->exit_code = (int)cli_int(o, "exit_code");
+    if (r->over) {
+        json_t *code = json_object_get(o, "exit_code");
+
+        f->end->exit_code = json_is_integer(code) ? (int)json_integer_value(code) : strcmp(state, "SUCCEEDED") != 0;
+        (void)FL_COPY(f->end->message, cli_text(o, "message"));
+    }
     r->next = next > r->next ? next : r->next;
     json_decref(o);
 }
@@ -243,10 +246,10 @@ static void on_signal(void *arg, int signal, int from_pid)
 }
 
 enum fl_status cli_follow(const struct cli_cluster *c, const char *job, const struct cli_follow *how,
-                          int *exit_code, char state[16], struct fl_err *err)
+                          struct cli_end *out, struct fl_err *err)
 {
     static const int signals[] = { SIGINT, SIGTERM };
-    struct follow f = { .c = c, .job = job, .how = how, .state = state };
+    struct follow f = { .c = c, .job = job, .how = how, .end = out };
     struct fl_signals *sig = NULL;
     enum fl_status st = fl_loop_create(NULL, &f.loop, err);
 
@@ -269,7 +272,6 @@ enum fl_status cli_follow(const struct cli_cluster *c, const char *job, const st
         st = f.st;
         if (st != FL_OK && err)
             *err = f.err;
-        *exit_code = f.exit_code;
     }
     fl_timer_cancel(&f.log.again);
     fl_timer_cancel(&f.steps.again);

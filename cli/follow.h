@@ -16,7 +16,11 @@ struct cli_follow {
     int64_t total;        /* steps of the run, for the bar; 0: not known         */
     uint32_t away_max_ms; /* a head that is away for longer ends the watching    */
 };
-/* FL_OK: it has ended, *exit_code is the job's (128 + signal if it was killed), state its last word.
+struct cli_end {
+    int exit_code; /* the job's, 128 + signal if it was killed; 1 if it never ran */
+    char state[16], message[1024];
+};
+/* FL_OK: it has ended, and how is in out.
  * FL_CANCELLED: the user stopped waiting. FL_UNREACHABLE: the head stayed away. The job goes on. */
 enum fl_status cli_follow(const struct cli_cluster *c, const char *job, const struct cli_follow *how,
-                          int *exit_code, char state[16], struct fl_err *err);
+                          struct cli_end *out, struct fl_err *err);

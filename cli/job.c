@@ -88,17 +88,18 @@ enum fl_status cli_submit(const struct cli_cluster *c, const json_t *submission,
 
 int cli_watch(const char *program, const struct cli_cluster *c, const char *job, const struct cli_follow *how)
 {
-    char state[16] = "";
+    struct cli_end end = { .exit_code = 1 };
     struct fl_err err = { 0 };
-    int code = 1;
 
-    if (cli_follow(c, job, how, &code, state, &err) != FL_OK)
+    if (cli_follow(c, job, how, &end, &err) != FL_OK)
         return cli_failed(program, &err);
-    if (strcmp(state, "STOPPED") == 0)
-        fprintf(stderr, "job %s was stopped\n", job);
-    else if (code != 0 || strcmp(state, "SUCCEEDED") != 0)
-        fprintf(stderr, "job %s failed with exit code %d: furlong job logs %s\n", job, code, job);
-    return code == 0 && strcmp(state, "SUCCEEDED") != 0 ? 1 : code;
+    if (strcmp(end.state, "SUCCEEDED") == 0)
+        return end.exit_code;
+    bool own = strncmp(end.message, "Job entrypoint command failed", 29) == 0; /* shown: its output, the code */
+
+    fprintf(stderr, "job %s %s with exit code %d%s%s\n", job, strcmp(end.state, "STOPPED") == 0 ? "was stopped" : "failed",
+            end.exit_code, own || !*end.message ? "" : ": ", own ? "" : end.message);
+    return end.exit_code ? end.exit_code : 1;
 }
 
 static int job_submit(int argc, char **argv)

@@ -60,6 +60,17 @@ static void answer_log(struct job *j, struct http_req *req, uint64_t from)
 
 /* ---- the steps -------------------------------------------------------------------------------- */
 
+/* Why it ended, for whoever follows: not every end shows in the output. */
+static void add_message(struct fl_str *out, const char *message)
+{
+    json_t *text = message ? json_string(message) : json_null();
+    char *json = text ? json_dumps(text, JSON_ENCODE_ANY) : NULL;
+
+    fl_str_add(out, ",\"message\":%s", json ? json : "null");
+    free(json);
+    json_decref(text);
+}
+
 static void answer_steps(struct job *j, struct http_req *req, uint64_t from)
 {
     struct fl_str out = FL_STR_HEAP(64 << 20);
@@ -80,9 +91,11 @@ static void answer_steps(struct job *j, struct http_req *req, uint64_t from)
     fl_str_add(&out, "],\"next\":%llu,\"state\":\"%s\",\"exit_code\":", (unsigned long long)next,
                job_status_name(over || !job_over(j) ? j->rec->status : FL__JOB_STATUS__JOB_RUNNING));
     if (over && j->rec->has_exit_code)
-        fl_str_add(&out, "%d}", j->rec->exit_code);
+        fl_str_add(&out, "%d", j->rec->exit_code);
     else
-        fl_str_add(&out, "null}");
+        fl_str_add(&out, "null");
+    add_message(&out, over ? j->rec->message : NULL);
+    fl_str_add(&out, "}");
     j->steps_told |= over && n == 0;
     if (out.cut)
         http_reply_error(req, 500, "no memory for the steps of job %s", j->rec->submission_id);

@@ -181,15 +181,15 @@ def hosts(n):
     try:
         ip("netns", "add", f"{tag}b")
         made.append(f"{tag}b")
-        ip("-n", f"{tag}b", "link", "add", "br", "type", "bridge")
-        ip("-n", f"{tag}b", "link", "set", "br", "up")
+        ip("-n", f"{tag}b", "link", "add", "name", "hub", "type", "bridge")
+        ip("-n", f"{tag}b", "link", "set", "hub", "up")
         places = []
         for i in range(1, n + 1):
             ns = f"{tag}n{i}"
             ip("netns", "add", ns)
             made.append(ns)
             ip("-n", f"{tag}b", "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", ns)
-            ip("-n", f"{tag}b", "link", "set", f"v{i}", "master", "br", "up")
+            ip("-n", f"{tag}b", "link", "set", f"v{i}", "master", "hub", "up")
             ip("-n", ns, "addr", "add", f"10.77.0.{i}/24", "dev", "eth0")
             ip("-n", ns, "link", "set", "eth0", "up")
             ip("-n", ns, "link", "set", "lo", "up")

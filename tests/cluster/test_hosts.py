@@ -63,8 +63,8 @@ def test_a_lost_host_is_fenced_once_and_ends_its_work_when_it_is_back():
         state = lambda: {n["name"]: n["state"] for n in head.furlong("list", "nodes", "--json").json()}
         cut("down")
         wait_for("n2 lost", lambda: state().get("n2") == "LOST", 30)
-        out, _ = sub.communicate(timeout=30 * harness.SLOW)
-        assert sub.returncode != 0 and "n2" in out, (sub.returncode, out)
+        out, err = sub.communicate(timeout=30 * harness.SLOW)
+        assert sub.returncode != 0 and "n2" in err, (sub.returncode, out, err)
         assert harness.alive(pid), "nothing told it yet"
         cut("up")
         subprocess.run(["ip", "-n", other.netns, "route", "add", "default", "dev", "eth0"], capture_output=True)
