@@ -1,7 +1,8 @@
 /* bench_kernels - the move kernel against the plainest copy of the same bytes, on the first device
  *
- * JSON lines: bytes in 310 tensors as Qwen3-0.6B has them (and 399 as 8B with --big), device time by events, median of 20
- * after 3; limit: one cuMemcpyAsync of all bytes in the same run. Digests are compared with the plain C form. */
+ * JSON lines: bytes in 310 tensors as Qwen3-0.6B has them (and 399 as 8B with --big), device time
+ * by events, median of 20 after 3; limit: one cuMemcpyAsync of all bytes in the same run. Digests
+ * are compared with the plain C form. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,10 @@
 #include "kernels/launch.h"
 
 enum { RUNS = 20, WARM = 3, MAX_TENSORS = 512, ALIGN = 256 };
-struct shape { uint64_t layers, hidden, q, kv, ffn, vocab, head; bool tied; };
+struct shape {
+    uint64_t layers, hidden, q, kv, ffn, vocab, head;
+    bool tied;
+};
 static const struct shape qwen06 = { 28, 1024, 2048, 1024, 3072, 151936, 128, true };
 static const struct shape qwen8 = { 36, 4096, 4096, 1024, 12288, 151936, 128, false };
 static const struct gpu_ops *gpu;
@@ -29,14 +33,26 @@ static size_t tensors_of(const struct shape *s, struct kernel_piece *out, uint64
 {
     size_t n = 0;
     uint64_t at = 0;
-    uint64_t per[11] = { s->q * s->hidden, s->kv * s->hidden, s->kv * s->hidden, s->hidden * s->q, s->ffn * s->hidden,
-                         s->ffn * s->hidden, s->hidden * s->ffn, s->hidden, s->hidden, s->head, s->head };
-#define ADD(elements)                                                                                          \
-    do {                                                                                                       \
-        out[n] = (struct kernel_piece){ .from_off = at, .to_off = at, .run_bytes = 2 * (elements), .rows = 1,   \
-                                        .tensor = (uint32_t)n };                                               \
-        at += (2 * (elements) + ALIGN - 1) / ALIGN * ALIGN;                                                    \
-        n++;                                                                                                   \
+    uint64_t per[11] = { s->q * s->hidden,
+                         s->kv * s->hidden,
+                         s->kv * s->hidden,
+                         s->hidden * s->q,
+                         s->ffn * s->hidden,
+                         s->ffn * s->hidden,
+                         s->hidden * s->ffn,
+                         s->hidden,
+                         s->hidden,
+                         s->head,
+                         s->head };
+#define ADD(elements)                                                                              \
+    do {                                                                                           \
+        out[n] = (struct kernel_piece){ .from_off = at,                                            \
+                                        .to_off = at,                                              \
+                                        .run_bytes = 2 * (elements),                               \
+                                        .rows = 1,                                                 \
+                                        .tensor = (uint32_t)n };                                   \
+        at += (2 * (elements) + ALIGN - 1) / ALIGN * ALIGN;                                        \
+        n++;                                                                                       \
     } while (0)
     ADD(s->vocab * s->hidden);
     for (uint64_t l = 0; l < s->layers; l++)
@@ -69,7 +85,8 @@ static void once(struct job *j)
         must(gpu->copy(j->s, j->to, j->from, j->bytes, &err));
         return;
     }
-    struct kernel_move_args a = { j->pieces, j->n, j->from, j->to, j->digest ? j->digests : 0, KERNEL_NO_CAST };
+    struct kernel_move_args a = { j->pieces,     j->n, j->from, j->to, j->digest ? j->digests : 0,
+                                  KERNEL_NO_CAST };
 
     must(kernel_move_start(gpu, j->g, j->s, &a, &err));
 }
@@ -99,7 +116,8 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
 {
     static struct kernel_piece whole[MAX_TENSORS];
     uint64_t total, wrong = 0;
-    size_t n = tensors_of(shape, whole, &total), cut = kernel_pieces_cut(whole, n, KERNEL_NO_CAST, NULL);
+    size_t n = tensors_of(shape, whole, &total),
+           cut = kernel_pieces_cut(whole, n, KERNEL_NO_CAST, NULL);
     struct kernel_piece *pieces = malloc(cut * sizeof(*pieces));
     unsigned char *host;
     struct job j = { .g = g, .bytes = total, .n = cut };
@@ -121,7 +139,7 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
     must(gpu->fill(j.s, j.digests, 0, n * 16, &err));
     j.digest = true;
     once(&j);
-    uint64_t (*got)[2] = calloc(n, 16);
+    uint64_t(*got)[2] = calloc(n, 16);
     must(gpu->copy(j.s, (uint64_t)(uintptr_t)got, j.digests, n * 16, &err));
     must(gpu->stream_sync(j.s, &err));
     unsigned char *back = malloc(total);
@@ -135,7 +153,8 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
     must(gpu->copy(j.s, (uint64_t)(uintptr_t)host, j.to, total, &err));
     must(gpu->stream_sync(j.s, &err));
     for (size_t i = 0; i < n; i++)
-        wrong += memcmp(back + whole[i].from_off, host + whole[i].from_off, whole[i].run_bytes) != 0;
+        wrong +=
+            memcmp(back + whole[i].from_off, host + whole[i].from_off, whole[i].run_bytes) != 0;
     j.copy = true;
     float limit = median_ms(g, &j);
     j.copy = false;
@@ -143,9 +162,11 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
         j.digest = digest;
         float ms = median_ms(g, &j);
 
-        printf("{\"name\":\"move %s%s\",\"tensors\":%zu,\"bytes\":%llu,\"ms\":%.4f,\"limit_ms\":%.4f,\"ratio\":%.3f,\"wrong\":%llu}\n",
-               name, digest ? " with digests" : "", n, (unsigned long long)total, ms, limit, ms / limit,
-               (unsigned long long)wrong);
+        printf("{\"name\":\"move "
+               "%s%s\",\"tensors\":%zu,\"bytes\":%llu,\"ms\":%.4f,\"limit_ms\":%.4f,\"ratio\":%.3f,"
+               "\"wrong\":%llu}\n",
+               name, digest ? " with digests" : "", n, (unsigned long long)total, ms, limit,
+               ms / limit, (unsigned long long)wrong);
     }
     gpu->unpin(g, host);
     gpu->free(g, j.from);

@@ -4,7 +4,8 @@
 
 #include "kernels/launch_priv.h"
 
-/* Blocks that a multiprocessor is given: enough to fill it; every block takes pieces in turn until none is left. */
+/* Blocks that a multiprocessor is given: enough to fill it; every block takes pieces in turn until
+ * none is left. */
 enum { BLOCKS_EACH = 4 };
 static const char *const move_names[] = {
     [KERNEL_NO_CAST] = "furlong_move",
@@ -12,7 +13,8 @@ static const char *const move_names[] = {
     [KERNEL_F32_TO_F16] = "furlong_move_f16",
 };
 
-/* ==== the twins, with the device's parameters ====================================================== */
+/* ==== the twins, with the device's parameters
+ * ====================================================== */
 static uint64_t param(void **params, unsigned i)
 {
     return *(const uint64_t *)params[i];
@@ -25,7 +27,8 @@ static void *at(uint64_t addr)
 
 static void run_move(void **params, enum kernel_cast cast)
 {
-    kernel_move(at(param(params, 0)), param(params, 1), at(param(params, 2)), at(param(params, 3)), at(param(params, 4)), cast);
+    kernel_move(at(param(params, 0)), param(params, 1), at(param(params, 2)), at(param(params, 3)),
+                at(param(params, 4)), cast);
 }
 
 static void twin_move(uint32_t grid, uint32_t block, void **params)
@@ -53,8 +56,8 @@ static void twin_changed(uint32_t grid, uint32_t block, void **params)
 {
     (void)grid;
     (void)block;
-    kernel_changed(at(param(params, 0)), at(param(params, 1)), param(params, 2), *(const uint32_t *)params[3],
-                   at(param(params, 4)));
+    kernel_changed(at(param(params, 0)), at(param(params, 1)), param(params, 2),
+                   *(const uint32_t *)params[3], at(param(params, 4)));
 }
 
 static const struct gpu_twin twins[] = {
@@ -64,20 +67,24 @@ static const struct gpu_twin twins[] = {
     { "furlong_changed", twin_changed },
 };
 
-/* ==== launches ===================================================================================== */
+/* ==== launches
+ * ===================================================================================== */
 static void note_code(void)
 {
-    const struct gpu_code code = { kernels_image_bytes ? kernels_image : NULL, twins, FL_LEN(twins) };
+    const struct gpu_code code = { kernels_image_bytes ? kernels_image : NULL, twins,
+                                   FL_LEN(twins) };
 
     gpu_code_set(&code);
 }
 
-static enum fl_status start(const struct gpu_ops *gpu, const struct gpu *g, struct gpu_stream *s, const char *name,
-                            uint64_t items, void **params, struct fl_err *err)
+static enum fl_status start(const struct gpu_ops *gpu, const struct gpu *g, struct gpu_stream *s,
+                            const char *name, uint64_t items, void **params, struct fl_err *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     uint64_t most = (uint64_t)gpu->info(g)->multiprocessors * BLOCKS_EACH;
-    struct gpu_launch l = { .kernel = name, .grid = (uint32_t)(items < most ? items : most), .block = KERNEL_MOVE_BLOCK,
+    struct gpu_launch l = { .kernel = name,
+                            .grid = (uint32_t)(items < most ? items : most),
+                            .block = KERNEL_MOVE_BLOCK,
                             .params = params };
 
     if (items == 0)
@@ -86,8 +93,9 @@ static enum fl_status start(const struct gpu_ops *gpu, const struct gpu *g, stru
     return gpu->launch(s, &l, err);
 }
 
-enum fl_status kernel_move_start(const struct gpu_ops *gpu, const struct gpu *g, struct gpu_stream *s,
-                                 const struct kernel_move_args *a, struct fl_err *err)
+enum fl_status kernel_move_start(const struct gpu_ops *gpu, const struct gpu *g,
+                                 struct gpu_stream *s, const struct kernel_move_args *a,
+                                 struct fl_err *err)
 {
     struct kernel_move_args copy = *a;
     void *params[] = { &copy.pieces, &copy.n, &copy.from, &copy.to, &copy.digests };
@@ -95,15 +103,17 @@ enum fl_status kernel_move_start(const struct gpu_ops *gpu, const struct gpu *g,
     return start(gpu, g, s, move_names[a->cast], a->n, params, err);
 }
 
-enum fl_status kernel_changed_start(const struct gpu_ops *gpu, const struct gpu *g, struct gpu_stream *s,
-                                    const struct kernel_changed_args *a, struct fl_err *err)
+enum fl_status kernel_changed_start(const struct gpu_ops *gpu, const struct gpu *g,
+                                    struct gpu_stream *s, const struct kernel_changed_args *a,
+                                    struct fl_err *err)
 {
     struct kernel_changed_args copy = *a;
     void *params[] = { &copy.a, &copy.b, &copy.bytes, &copy.block_bytes, &copy.flags };
 
     if (a->block_bytes == 0)
         return fl_fail(err, FL_INVALID, "changed blocks of 0 bytes");
-    return start(gpu, g, s, "furlong_changed", (a->bytes + a->block_bytes - 1) / a->block_bytes, params, err);
+    return start(gpu, g, s, "furlong_changed", (a->bytes + a->block_bytes - 1) / a->block_bytes,
+                 params, err);
 }
 
 bool kernel_has_device_code(void)

@@ -4,13 +4,16 @@
 
 #include "kernels/digest.h"
 
-size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kernel_cast cast, struct kernel_piece *out)
+size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kernel_cast cast,
+                         struct kernel_piece *out)
 {
     size_t made = 0;
 
     for (size_t i = 0; i < n; i++) {
         const struct kernel_piece *p = &pieces[i];
-        uint32_t rows = p->run_bytes >= KERNEL_PIECE_BYTES ? 1 : (uint32_t)(KERNEL_PIECE_BYTES / (p->run_bytes ? p->run_bytes : 1));
+        uint32_t rows = p->run_bytes >= KERNEL_PIECE_BYTES
+                            ? 1
+                            : (uint32_t)(KERNEL_PIECE_BYTES / (p->run_bytes ? p->run_bytes : 1));
 
         for (uint32_t row = 0; row < p->rows; row += rows)
             for (uint64_t at = 0; at < p->run_bytes; at += KERNEL_PIECE_BYTES, made++) {
@@ -29,7 +32,8 @@ size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kerne
     return made;
 }
 
-/* ==== plain twins ================================================================================== */
+/* ==== plain twins
+ * ================================================================================== */
 static uint16_t to_bf16(uint32_t x)
 {
     if ((x & 0x7fffffffu) > 0x7f800000u)
@@ -56,7 +60,8 @@ static uint16_t to_f16(uint32_t x)
     return (uint16_t)(sign | ((m + 0xfffu + (m >> 13 & 1) - 0x38000000u) >> 13));
 }
 
-static void move_run(const char *from, char *to, uint64_t bytes, uint64_t first, uint64_t *digest, enum kernel_cast cast)
+static void move_run(const char *from, char *to, uint64_t bytes, uint64_t first, uint64_t *digest,
+                     enum kernel_cast cast)
 {
     if (cast == KERNEL_NO_CAST) {
         if (digest)
@@ -77,19 +82,21 @@ static void move_run(const char *from, char *to, uint64_t bytes, uint64_t first,
         kernel_digest_add(digest, to, bytes, first);
 }
 
-void kernel_move(const struct kernel_piece *pieces, size_t n, const void *from, void *to, uint64_t (*digests)[2],
-                 enum kernel_cast cast)
+void kernel_move(const struct kernel_piece *pieces, size_t n, const void *from, void *to,
+                 uint64_t (*digests)[2], enum kernel_cast cast)
 {
     for (size_t i = 0; i < n; i++) {
         const struct kernel_piece *p = &pieces[i];
 
         for (uint32_t row = 0; row < p->rows; row++)
-            move_run((const char *)from + p->from_off + row * p->from_step, (char *)to + p->to_off + row * p->to_step,
-                     p->run_bytes, p->first_byte + row * p->byte_step, digests ? digests[p->tensor] : NULL, cast);
+            move_run((const char *)from + p->from_off + row * p->from_step,
+                     (char *)to + p->to_off + row * p->to_step, p->run_bytes,
+                     p->first_byte + row * p->byte_step, digests ? digests[p->tensor] : NULL, cast);
     }
 }
 
-void kernel_changed(const void *a, const void *b, uint64_t bytes, uint32_t block_bytes, uint8_t *flags)
+void kernel_changed(const void *a, const void *b, uint64_t bytes, uint32_t block_bytes,
+                    uint8_t *flags)
 {
     for (uint64_t at = 0; at < bytes; at += block_bytes) {
         uint64_t n = bytes - at < block_bytes ? bytes - at : block_bytes;

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "common/base/fault.h"
@@ -16,26 +17,41 @@ struct gpu {
     cu_device device;
     cu_context context;
     cu_module module; /* loaded at the first launch */
-    struct { const char *name; cu_function f; } kernels[KERNELS_MAX];
+    struct {
+        const char *name;
+        cu_function f;
+    } kernels[KERNELS_MAX];
     size_t n_kernels;
+    struct pinned *pinned;
 };
-struct gpu_stream { struct gpu *g; cu_stream s; };
-struct gpu_event { struct gpu *g; cu_event e; };
+struct gpu_stream {
+    struct gpu *g;
+    cu_stream s;
+};
+struct gpu_event {
+    struct gpu *g;
+    cu_event e;
+};
 
 static struct cu_api cu;
 static struct fl_err cu_err; /* why there is no driver */
 static bool cu_ready;
 static pthread_once_t cu_once = PTHREAD_ONCE_INIT;
 
-/* ==== the driver =================================================================================== */
+/* ==== the driver
+ * =================================================================================== */
 static void load(void)
 {
-    static const struct { const char *symbol; size_t at; } table[] = {
+    static const struct {
+        const char *symbol;
+        size_t at;
+    } table[] = {
 #define CU_ROW(name, symbol, ...) { symbol, offsetof(struct cu_api, name) },
         CU_FUNCTIONS(CU_ROW)
 #undef CU_ROW
     };
-    /* Whatever torch brought along is the same library: a second one would be a second driver state. */
+    /* Whatever torch brought along is the same library: a second one would be a second driver
+     * state. */
     void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 
     if (!lib) {
@@ -46,15 +62,16 @@ static void load(void)
         void *f = dlsym(lib, table[i].symbol);
 
         if (!f) {
-            (void)fl_fail(&cu_err, FL_UNSUPPORTED, "the CUDA driver lacks %s: CUDA 12 or newer is wanted",
-                          table[i].symbol);
+            (void)fl_fail(&cu_err, FL_UNSUPPORTED,
+                          "the CUDA driver lacks %s: CUDA 12 or newer is wanted", table[i].symbol);
             return;
         }
         memcpy((char *)&cu + table[i].at, &f, sizeof(f));
     }
     cu_result r = cu.init(0);
     if (r != CU_OK) {
-        fl_err_set(&cu_err, FL_UNSUPPORTED, FL_FROM_CUDA, r, "the CUDA driver does not start (error %d)", r);
+        fl_err_set(&cu_err, FL_UNSUPPORTED, FL_FROM_CUDA, r,
+                   "the CUDA driver does not start (error %d)", r);
         return;
     }
     cu_ready = true;
@@ -71,21 +88,24 @@ static enum fl_status need_driver(struct fl_err *err)
 static enum fl_status failed(struct fl_err *err, cu_result r, const char *what, uint64_t n)
 {
     const char *name = "?", *text = "";
-    enum fl_status st = r == CU_OUT_OF_MEMORY ? FL_EXHAUSTED : r == CU_NOT_SUPPORTED ? FL_UNSUPPORTED
-                        : r == CU_INVALID_VALUE ? FL_INVALID : FL_UNREACHABLE;
+    enum fl_status st = r == CU_OUT_OF_MEMORY   ? FL_EXHAUSTED
+                        : r == CU_NOT_SUPPORTED ? FL_UNSUPPORTED
+                        : r == CU_INVALID_VALUE ? FL_INVALID
+                                                : FL_UNREACHABLE;
 
     (void)cu.error_name(r, &name);
     (void)cu.error_text(r, &text);
-    fl_err_set(err, st, FL_FROM_CUDA, r, "%s (%llu): %s, %s", what, (unsigned long long)n, name, text);
+    fl_err_set(err, st, FL_FROM_CUDA, r, "%s (%llu): %s, %s", what, (unsigned long long)n, name,
+               text);
     return st;
 }
 
 /* CHECK(err, "what", n, call): returns what the driver said, as a status. */
-#define CHECK(err, what, n, call)                                                                             \
-    do {                                                                                                      \
-        cu_result r_ = (call);                                                                                \
-        if (r_ != CU_OK)                                                                                      \
-            return failed(err, r_, what, (uint64_t)(n));                                                      \
+#define CHECK(err, what, n, call)                                                                  \
+    do {                                                                                           \
+        cu_result r_ = (call);                                                                     \
+        if (r_ != CU_OK)                                                                           \
+            return failed(err, r_, what, (uint64_t)(n));                                           \
     } while (0)
 
 static int attribute(cu_device d, int which)
@@ -97,7 +117,8 @@ static int attribute(cu_device d, int which)
 
 static struct cu_prop chunk_prop(const struct gpu *g)
 {
-    struct cu_prop p = { .type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+    struct cu_prop p = { .type = CU_ALLOCATION_PINNED,
+                         .handle_types = CU_HANDLE_POSIX_FD,
                          .location = { CU_LOCATION_DEVICE, g->device } };
 
     p.flags.rdma = attribute(g->device, CU_ATTR_GPUDIRECT_VMM) != 0;
@@ -157,7 +178,8 @@ static enum fl_status cuda_open(const char *uuid, struct gpu **out, struct fl_er
     while (i < n && strcmp(all[i].uuid, uuid) != 0)
         i++;
     if (i == n)
-        return fl_fail(err, FL_NOT_FOUND, "no device %s among the %zu that this process sees", uuid, n);
+        return fl_fail(err, FL_NOT_FOUND, "no device %s among the %zu that this process sees", uuid,
+                       n);
     struct gpu *g = calloc(1, sizeof(*g));
     if (!g)
         return fl_fail(err, FL_EXHAUSTED, "no memory for device %s", uuid);
@@ -173,18 +195,6 @@ static enum fl_status cuda_open(const char *uuid, struct gpu **out, struct fl_er
     return FL_OK;
 }
 
-static void cuda_close(struct gpu *g)
-{
-    if (!g)
-        return;
-    if (g->module) {
-        (void)cu.current(g->context);
-        (void)cu.module_free(g->module);
-    }
-    (void)cu.release(g->device);
-    free(g);
-}
-
 static const struct gpu_info *cuda_info(const struct gpu *g)
 {
     return &g->info;
@@ -196,7 +206,8 @@ static enum fl_status use(struct gpu *g, struct fl_err *err)
     return FL_OK;
 }
 
-static enum fl_status cuda_memory(struct gpu *g, uint64_t *free_bytes, uint64_t *total, struct fl_err *err)
+static enum fl_status cuda_memory(struct gpu *g, uint64_t *free_bytes, uint64_t *total,
+                                  struct fl_err *err)
 {
     size_t f, t;
 
@@ -207,8 +218,10 @@ static enum fl_status cuda_memory(struct gpu *g, uint64_t *free_bytes, uint64_t 
     return FL_OK;
 }
 
-/* ==== chunks ======================================================================================= */
-static enum fl_status cuda_chunk_create(struct gpu *g, uint64_t bytes, struct gpu_chunk *out, struct fl_err *err)
+/* ==== chunks
+ * ======================================================================================= */
+static enum fl_status cuda_chunk_create(struct gpu *g, uint64_t bytes, struct gpu_chunk *out,
+                                        struct fl_err *err)
 {
     struct cu_prop p = chunk_prop(g);
     uint64_t h;
@@ -228,27 +241,38 @@ static void cuda_chunk_release(struct gpu *g, struct gpu_chunk *c)
     *c = (struct gpu_chunk){ 0 };
 }
 
-static enum fl_status cuda_chunk_export(struct gpu *g, const struct gpu_chunk *c, int *fd, struct fl_err *err)
+static uint64_t cuda_chunk_held(struct gpu *g, const struct gpu_chunk *c)
+{
+    (void)g;
+    return c->bytes;
+}
+
+static enum fl_status cuda_chunk_export(struct gpu *g, const struct gpu_chunk *c, int *fd,
+                                        struct fl_err *err)
 {
     int got = -1;
 
     FL_TRY(use(g, err));
-    CHECK(err, "export a chunk of bytes", c->bytes, cu.export_chunk(&got, c->handle, CU_HANDLE_POSIX_FD, 0));
+    CHECK(err, "export a chunk of bytes", c->bytes,
+          cu.export_chunk(&got, c->handle, CU_HANDLE_POSIX_FD, 0));
     *fd = got;
     return FL_OK;
 }
 
-static enum fl_status cuda_chunk_import(struct gpu *g, int fd, uint64_t bytes, struct gpu_chunk *out, struct fl_err *err)
+static enum fl_status cuda_chunk_import(struct gpu *g, int fd, uint64_t bytes,
+                                        struct gpu_chunk *out, struct fl_err *err)
 {
     uint64_t h;
 
     FL_TRY(use(g, err));
-    CHECK(err, "import a chunk of bytes", bytes, cu.import_chunk(&h, (void *)(intptr_t)fd, CU_HANDLE_POSIX_FD));
+    CHECK(err, "import a chunk of bytes", bytes,
+          cu.import_chunk(&h, (void *)(intptr_t)fd, CU_HANDLE_POSIX_FD));
     *out = (struct gpu_chunk){ h, bytes };
     return FL_OK;
 }
 
-static enum fl_status cuda_reserve(struct gpu *g, uint64_t bytes, uint64_t *addr, struct fl_err *err)
+static enum fl_status cuda_reserve(struct gpu *g, uint64_t bytes, uint64_t *addr,
+                                   struct fl_err *err)
 {
     FL_TRY(use(g, err));
     CHECK(err, "reserve addresses, bytes", bytes, cu.reserve(addr, bytes, 0, 0, 0));
@@ -261,9 +285,11 @@ static void cuda_unreserve(struct gpu *g, uint64_t addr, uint64_t bytes)
     (void)cu.unreserve(addr, bytes);
 }
 
-static enum fl_status cuda_map(struct gpu *g, uint64_t addr, const struct gpu_chunk *c, bool writable, struct fl_err *err)
+static enum fl_status cuda_map(struct gpu *g, uint64_t addr, const struct gpu_chunk *c,
+                               bool writable, struct fl_err *err)
 {
-    struct cu_access a = { { CU_LOCATION_DEVICE, g->device }, writable ? CU_ACCESS_READ_WRITE : CU_ACCESS_READ };
+    struct cu_access a = { { CU_LOCATION_DEVICE, g->device },
+                           writable ? CU_ACCESS_READ_WRITE : CU_ACCESS_READ };
     cu_result r;
 
     FL_TRY(use(g, err));
@@ -282,7 +308,8 @@ static enum fl_status cuda_unmap(struct gpu *g, uint64_t addr, uint64_t bytes, s
     return FL_OK;
 }
 
-/* ==== plain memory ================================================================================= */
+/* ==== plain memory
+ * ================================================================================= */
 static enum fl_status cuda_alloc(struct gpu *g, uint64_t bytes, uint64_t *addr, struct fl_err *err)
 {
     FL_TRY(use(g, err));
@@ -296,7 +323,8 @@ static void cuda_free(struct gpu *g, uint64_t addr)
     (void)cu.free(addr);
 }
 
-static enum fl_status cuda_ipc_get(struct gpu *g, uint64_t addr, struct gpu_handle *out, uint64_t *off, struct fl_err *err)
+static enum fl_status cuda_ipc_get(struct gpu *g, uint64_t addr, struct gpu_handle *out,
+                                   uint64_t *off, struct fl_err *err)
 {
     struct cu_ipc h;
     uint64_t start = addr;
@@ -305,7 +333,8 @@ static enum fl_status cuda_ipc_get(struct gpu *g, uint64_t addr, struct gpu_hand
     FL_TRY(use(g, err));
     CHECK(err, "look at address", addr, cu.pointer(&capable, CU_POINTER_LEGACY_IPC, addr));
     if (!capable)
-        return fl_fail(err, FL_UNSUPPORTED, "memory at %#llx is of a chunk or a pool: it has no IPC handle",
+        return fl_fail(err, FL_UNSUPPORTED,
+                       "memory at %#llx is of a chunk or a pool: it has no IPC handle",
                        (unsigned long long)addr);
     CHECK(err, "look at address", addr, cu.pointer(&start, CU_POINTER_RANGE_START, addr));
     CHECK(err, "IPC handle of address", addr, cu.ipc_get(&h, addr));
@@ -314,13 +343,15 @@ static enum fl_status cuda_ipc_get(struct gpu *g, uint64_t addr, struct gpu_hand
     return FL_OK;
 }
 
-static enum fl_status cuda_ipc_open(struct gpu *g, const struct gpu_handle *handle, uint64_t *addr, struct fl_err *err)
+static enum fl_status cuda_ipc_open(struct gpu *g, const struct gpu_handle *handle, uint64_t *addr,
+                                    struct fl_err *err)
 {
     struct cu_ipc h;
 
     memcpy(h.reserved, handle->b, sizeof(h.reserved));
     FL_TRY(use(g, err));
-    CHECK(err, "open an IPC handle on device", g->info.ordinal, cu.ipc_open(addr, h, CU_IPC_LAZY_PEER));
+    CHECK(err, "open an IPC handle on device", g->info.ordinal,
+          cu.ipc_open(addr, h, CU_IPC_LAZY_PEER));
     return FL_OK;
 }
 
@@ -334,28 +365,92 @@ static enum fl_status cuda_peer(struct gpu *g, const struct gpu *other, struct f
 {
     int can = 0;
 
-    CHECK(err, "peer access of device", g->info.ordinal, cu.can_peer(&can, g->device, other->device));
+    CHECK(err, "peer access of device", g->info.ordinal,
+          cu.can_peer(&can, g->device, other->device));
     if (!can)
-        return fl_fail(err, FL_UNSUPPORTED, "device %s cannot read the memory of %s", g->info.uuid, other->info.uuid);
+        return fl_fail(err, FL_UNSUPPORTED, "device %s cannot read the memory of %s", g->info.uuid,
+                       other->info.uuid);
     FL_TRY(use(g, err));
     cu_result r = cu.peer(other->context, 0);
-    return r == CU_OK || r == CU_PEER_ALREADY ? FL_OK : failed(err, r, "peer access to device", (uint64_t)other->device);
+    return r == CU_OK || r == CU_PEER_ALREADY
+               ? FL_OK
+               : failed(err, r, "peer access to device", (uint64_t)other->device);
 }
 
-static enum fl_status cuda_pin(struct gpu *g, uint64_t bytes, void **out, struct fl_err *err)
+static enum fl_status cuda_sync(struct gpu *g, struct fl_err *err)
 {
     FL_TRY(use(g, err));
-    CHECK(err, "pin bytes", bytes, cu.pin(out, bytes, CU_HOST_PORTABLE));
+    CHECK(err, "wait for device", g->info.ordinal, cu.sync());
     return FL_OK;
 }
 
-static void cuda_unpin(struct gpu *g, void *p)
+/* ==== pinned host memory
+ * =========================================================================== */
+struct pinned {
+    struct pinned *next;
+    void *at;
+    uint64_t bytes;
+};
+
+static enum fl_status cuda_pin(struct gpu *g, uint64_t bytes, void **out, struct fl_err *err)
 {
-    (void)cu.current(g->context);
-    (void)cu.unpin(p);
+    struct pinned *p = malloc(sizeof(*p));
+    enum fl_status st;
+    cu_result r;
+
+    if (!p)
+        return fl_fail(err, FL_EXHAUSTED, "no memory to note pinned memory");
+    *p = (struct pinned){ g->pinned, NULL, bytes };
+    st = gpu_touched_pages(bytes, &p->at, err);
+    if (st != FL_OK) {
+        free(p);
+        return st;
+    }
+    r = cu.current(g->context);
+    if (r == CU_OK)
+        r = cu.pin(p->at, bytes, CU_HOST_PORTABLE);
+    if (r != CU_OK) {
+        (void)munmap(p->at, bytes);
+        free(p);
+        return failed(err, r, "pin bytes", bytes);
+    }
+    g->pinned = p;
+    *out = p->at;
+    return FL_OK;
 }
 
-/* ==== streams ====================================================================================== */
+static void cuda_unpin(struct gpu *g, void *at)
+{
+    struct pinned **link = &g->pinned, *p;
+
+    while (*link && (*link)->at != at)
+        link = &(*link)->next;
+    p = *link;
+    if (!p)
+        return;
+    *link = p->next;
+    (void)cu.current(g->context);
+    (void)cu.unpin(p->at);
+    (void)munmap(p->at, p->bytes);
+    free(p);
+}
+
+static void cuda_close(struct gpu *g)
+{
+    if (!g)
+        return;
+    while (g->pinned)
+        cuda_unpin(g, g->pinned->at);
+    if (g->module) {
+        (void)cu.current(g->context);
+        (void)cu.module_free(g->module);
+    }
+    (void)cu.release(g->device);
+    free(g);
+}
+
+/* ==== streams
+ * ====================================================================================== */
 static enum fl_status cuda_stream(struct gpu *g, struct gpu_stream **out, struct fl_err *err)
 {
     struct gpu_stream *s = calloc(1, sizeof(*s));
@@ -391,7 +486,8 @@ static enum fl_status cuda_stream_sync(struct gpu_stream *s, struct fl_err *err)
     return FL_OK;
 }
 
-static enum fl_status cuda_stream_wait(struct gpu_stream *s, struct gpu_event *e, struct fl_err *err)
+static enum fl_status cuda_stream_wait(struct gpu_stream *s, struct gpu_event *e,
+                                       struct fl_err *err)
 {
     FL_TRY(use(s->g, err));
     CHECK(err, "order streams on device", s->g->info.ordinal, cu.stream_wait(s->s, e->e, 0));
@@ -426,7 +522,8 @@ static void cuda_event_free(struct gpu_event *e)
     free(e);
 }
 
-static enum fl_status cuda_event_record(struct gpu_event *e, struct gpu_stream *s, struct fl_err *err)
+static enum fl_status cuda_event_record(struct gpu_event *e, struct gpu_stream *s,
+                                        struct fl_err *err)
 {
     FL_TRY(use(s->g, err));
     CHECK(err, "record on device", s->g->info.ordinal, cu.event_record(e->e, s->s));
@@ -437,7 +534,9 @@ static enum fl_status cuda_event_done(struct gpu_event *e, struct fl_err *err)
 {
     cu_result r = cu.event_query(e->e);
 
-    return r == CU_OK ? FL_OK : r == CU_NOT_READY ? FL_AGAIN : failed(err, r, "device", (uint64_t)e->g->info.ordinal);
+    return r == CU_OK          ? FL_OK
+           : r == CU_NOT_READY ? FL_AGAIN
+                               : failed(err, r, "device", (uint64_t)e->g->info.ordinal);
 }
 
 static enum fl_status cuda_event_sync(struct gpu_event *e, struct fl_err *err)
@@ -446,20 +545,23 @@ static enum fl_status cuda_event_sync(struct gpu_event *e, struct fl_err *err)
     return FL_OK;
 }
 
-static enum fl_status cuda_event_ms(struct gpu_event *from, struct gpu_event *to, float *ms, struct fl_err *err)
+static enum fl_status cuda_event_ms(struct gpu_event *from, struct gpu_event *to, float *ms,
+                                    struct fl_err *err)
 {
     CHECK(err, "time on device", from->g->info.ordinal, cu.event_ms(ms, from->e, to->e));
     return FL_OK;
 }
 
-static enum fl_status cuda_copy(struct gpu_stream *s, uint64_t to, uint64_t from, uint64_t bytes, struct fl_err *err)
+static enum fl_status cuda_copy(struct gpu_stream *s, uint64_t to, uint64_t from, uint64_t bytes,
+                                struct fl_err *err)
 {
     FL_TRY(use(s->g, err));
     CHECK(err, "copy bytes", bytes, cu.copy(to, from, bytes, s->s));
     return FL_OK;
 }
 
-static enum fl_status cuda_fill(struct gpu_stream *s, uint64_t to, uint8_t value, uint64_t bytes, struct fl_err *err)
+static enum fl_status cuda_fill(struct gpu_stream *s, uint64_t to, uint8_t value, uint64_t bytes,
+                                struct fl_err *err)
 {
     FL_TRY(use(s->g, err));
     CHECK(err, "fill bytes", bytes, cu.fill(to, value, bytes, s->s));
@@ -467,7 +569,8 @@ static enum fl_status cuda_fill(struct gpu_stream *s, uint64_t to, uint8_t value
 }
 
 /* Functions are looked up once: a launch costs no names. */
-static enum fl_status find_kernel(struct gpu *g, const char *name, cu_function *out, struct fl_err *err)
+static enum fl_status find_kernel(struct gpu *g, const char *name, cu_function *out,
+                                  struct fl_err *err)
 {
     for (size_t i = 0; i < g->n_kernels; i++)
         if (strcmp(g->kernels[i].name, name) == 0) {
@@ -487,23 +590,54 @@ static enum fl_status find_kernel(struct gpu *g, const char *name, cu_function *
     return FL_OK;
 }
 
-static enum fl_status cuda_launch(struct gpu_stream *s, const struct gpu_launch *l, struct fl_err *err)
+static enum fl_status cuda_launch(struct gpu_stream *s, const struct gpu_launch *l,
+                                  struct fl_err *err)
 {
     cu_function f;
 
     FL_TRY(use(s->g, err));
     FL_TRY(find_kernel(s->g, l->kernel, &f, err));
-    CHECK(err, l->kernel, l->grid, cu.launch(f, l->grid, 1, 1, l->block, 1, 1, l->shared_bytes, s->s, l->params, NULL));
+    CHECK(err, l->kernel, l->grid,
+          cu.launch(f, l->grid, 1, 1, l->block, 1, 1, l->shared_bytes, s->s, l->params, NULL));
     return FL_OK;
 }
 
 const struct gpu_ops gpu_cuda = {
-    .name = "cuda", .list = cuda_list, .open = cuda_open, .close = cuda_close, .info = cuda_info, .memory = cuda_memory,
-    .chunk_create = cuda_chunk_create, .chunk_release = cuda_chunk_release, .chunk_export = cuda_chunk_export,
-    .chunk_import = cuda_chunk_import, .reserve = cuda_reserve, .unreserve = cuda_unreserve, .map = cuda_map,
-    .unmap = cuda_unmap, .alloc = cuda_alloc, .free = cuda_free, .ipc_get = cuda_ipc_get, .ipc_open = cuda_ipc_open,
-    .ipc_close = cuda_ipc_close, .peer = cuda_peer, .pin = cuda_pin, .unpin = cuda_unpin, .stream = cuda_stream,
-    .stream_free = cuda_stream_free, .stream_sync = cuda_stream_sync, .stream_wait = cuda_stream_wait,
-    .event = cuda_event, .event_free = cuda_event_free, .event_record = cuda_event_record, .event_done = cuda_event_done,
-    .event_sync = cuda_event_sync, .event_ms = cuda_event_ms, .copy = cuda_copy, .fill = cuda_fill, .launch = cuda_launch,
+    .name = "cuda",
+    .list = cuda_list,
+    .open = cuda_open,
+    .close = cuda_close,
+    .info = cuda_info,
+    .memory = cuda_memory,
+    .chunk_create = cuda_chunk_create,
+    .chunk_release = cuda_chunk_release,
+    .chunk_held = cuda_chunk_held,
+    .sync = cuda_sync,
+    .chunk_export = cuda_chunk_export,
+    .chunk_import = cuda_chunk_import,
+    .reserve = cuda_reserve,
+    .unreserve = cuda_unreserve,
+    .map = cuda_map,
+    .unmap = cuda_unmap,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .ipc_get = cuda_ipc_get,
+    .ipc_open = cuda_ipc_open,
+    .ipc_close = cuda_ipc_close,
+    .peer = cuda_peer,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .stream = cuda_stream,
+    .stream_free = cuda_stream_free,
+    .stream_sync = cuda_stream_sync,
+    .stream_wait = cuda_stream_wait,
+    .event = cuda_event,
+    .event_free = cuda_event_free,
+    .event_record = cuda_event_record,
+    .event_done = cuda_event_done,
+    .event_sync = cuda_event_sync,
+    .event_ms = cuda_event_ms,
+    .copy = cuda_copy,
+    .fill = cuda_fill,
+    .launch = cuda_launch,
 };

@@ -1,4 +1,5 @@
-/* No devices: every way in says so, and nothing can be held that another function would be given. */
+/* No devices: every way in says so, and nothing can be held that another function would be given.
+ */
 #include "common/gpu/gpu_priv.h"
 
 static enum fl_status none_list(struct gpu_info *out, size_t *n, struct fl_err *err)
@@ -12,7 +13,8 @@ static enum fl_status none_list(struct gpu_info *out, size_t *n, struct fl_err *
 static enum fl_status none_open(const char *uuid, struct gpu **out, struct fl_err *err)
 {
     (void)out;
-    return fl_fail(err, FL_UNSUPPORTED, "device %s: this machine has no CUDA driver, or FURLONG_GPU=none", uuid);
+    return fl_fail(err, FL_UNSUPPORTED,
+                   "device %s: this machine has no CUDA driver, or FURLONG_GPU=none", uuid);
 }
 
 static void none_close(struct gpu *g)
@@ -20,4 +22,6 @@ static void none_close(struct gpu *g)
     (void)g;
 }
 
-const struct gpu_ops gpu_none = { .name = "none", .list = none_list, .open = none_open, .close = none_close };
+const struct gpu_ops gpu_none = {
+    .name = "none", .list = none_list, .open = none_open, .close = none_close
+};

@@ -22,6 +22,8 @@ static void pick(void)
         picked = &gpu_cuda;
     else if (strcmp(word, "none") == 0)
         picked = &gpu_none;
+    else if (strcmp(word, "host") == 0)
+        picked = &gpu_host;
     else if (gpu_fake_shape(word, &pick_err) == FL_OK)
         picked = &gpu_fake;
 }
@@ -45,6 +47,8 @@ void gpu_code_set(const struct gpu_code *code)
 
 void gpu_uuid_text(char out[GPU_UUID_BYTES], const uint8_t b[16])
 {
-    snprintf(out, GPU_UUID_BYTES, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
-             b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    snprintf(out, GPU_UUID_BYTES,
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1],
+             b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
+             b[15]);
 }

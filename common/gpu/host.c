@@ -1,0 +1,580 @@
+/* common/gpu/host.c - host memory with the face of a device: gpu_host as it is, gpu_fake with a
+ * device's refusals
+ *
+ * Chunks and allocations are memfds, so exporting to another process, mapping at fixed addresses,
+ * read-only mappings and memory that outlives its maker are real. Streams run what they are given
+ * at once. FURLONG_GPU_FAKE_BYTES is each fake device's memory (default 1 GiB): beyond it
+ * allocation fails as on a device. */
+#include "common/gpu/gpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/fault.h"
+#include "common/base/loop.h"
+#include "common/base/str.h"
+#include "common/gpu/gpu_priv.h"
+
+enum { GRANULARITY = 2 << 20 };
+struct block { /* of alloc and ipc_open */
+    struct block *next;
+    uint64_t addr, bytes;
+    int fd; /* -1: another process's */
+};
+struct gpu {
+    struct gpu_info info;
+    struct block *blocks;
+    bool counted; /* against the fake device's memory */
+};
+struct gpu_stream {
+    struct gpu *g;
+};
+struct gpu_event {
+    uint64_t at_ns;
+};
+struct ticket {
+    int32_t pid, fd;
+    uint64_t bytes;
+}; /* what a handle holds */
+_Static_assert(sizeof(struct ticket) <= GPU_HANDLE_BYTES, "fits a handle");
+
+static struct {
+    size_t n;
+    bool gb10;
+    uint64_t bytes;
+} shape = { 1, false, 1ull << 30 };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t
+    used[GPU_MAX]; /* by this process, as its own allocations: what it imports is another's */
+
+enum fl_status gpu_fake_shape(const char *word, struct fl_err *err)
+{
+    const char *bytes = getenv("FURLONG_GPU_FAKE_BYTES"), *rest = word + strlen("fake");
+    int64_t n = 1;
+
+    if (strncmp(word, "fake", 4) != 0 || (*rest && *rest != ':'))
+        return fl_fail(err, FL_INVALID,
+                       "FURLONG_GPU=%.40s: cuda, none, host, fake, fake:N or fake:gb10 is wanted",
+                       word);
+    shape.gb10 = strcmp(rest, ":gb10") == 0;
+    if (*rest && !shape.gb10)
+        FL_TRY(fl_parse_i64(rest + 1, 1, GPU_MAX, &n, err));
+    shape.n = (size_t)n;
+    return bytes && *bytes ? fl_parse_bytes(bytes, UINT64_MAX / 2, &shape.bytes, err) : FL_OK;
+}
+
+static struct gpu_info describe(size_t i)
+{
+    uint8_t id[16] = "furlong fake ";
+    struct gpu_info out = { .ordinal = (int)i,
+                            .major = shape.gb10 ? 12 : 9,
+                            .minor = shape.gb10,
+                            .multiprocessors = 1,
+                            .integrated = shape.gb10,
+                            .vmm = true,
+                            .posix_fd = true,
+                            .legacy_ipc = !shape.gb10,
+                            .total_bytes = shape.gb10 ? UINT64_MAX : shape.bytes,
+                            .granularity_bytes = GRANULARITY };
+
+    id[15] = (uint8_t)i;
+    gpu_uuid_text(out.uuid, id);
+    snprintf(out.name, sizeof(out.name), "%s", shape.gb10 ? "Fake GB10" : "Fake device");
+    return out;
+}
+
+enum fl_status gpu_fake_list(struct gpu_info *out, size_t *n, struct fl_err *err)
+{
+    if (shape.n > *n)
+        return fl_fail(err, FL_EXHAUSTED, "%zu devices, room for %zu", shape.n, *n);
+    for (size_t i = 0; i < shape.n; i++)
+        out[i] = describe(i);
+    *n = shape.n;
+    return FL_OK;
+}
+
+static enum fl_status fake_open(const char *uuid, struct gpu **out, struct fl_err *err)
+{
+    for (size_t i = 0; i < shape.n; i++) {
+        struct gpu_info info = describe(i);
+
+        if (strcmp(info.uuid, uuid) != 0)
+            continue;
+        struct gpu *g = FL_FAULT("gpu.context") ? NULL : calloc(1, sizeof(*g));
+        if (!g)
+            return fl_fail(err, FL_EXHAUSTED, "no memory for device %s", uuid);
+        *g = (struct gpu){ .info = info, .counted = true };
+        *out = g;
+        return FL_OK;
+    }
+    return fl_fail(err, FL_NOT_FOUND, "no device %s among the %zu that this process sees", uuid,
+                   shape.n);
+}
+
+static struct gpu_info host_describe(void)
+{
+    return (struct gpu_info){ .uuid = "host",
+                              .name = "host memory",
+                              .multiprocessors = 1,
+                              .integrated = true,
+                              .vmm = true,
+                              .posix_fd = true,
+                              .total_bytes = UINT64_MAX,
+                              .granularity_bytes = GRANULARITY };
+}
+
+static enum fl_status host_list(struct gpu_info *out, size_t *n, struct fl_err *err)
+{
+    if (*n == 0)
+        return fl_fail(err, FL_EXHAUSTED, "one device, room for none");
+    out[0] = host_describe();
+    *n = 1;
+    return FL_OK;
+}
+
+static enum fl_status host_open(const char *uuid, struct gpu **out, struct fl_err *err)
+{
+    struct gpu *g;
+
+    if (strcmp(uuid, "host") != 0)
+        return fl_fail(err, FL_NOT_FOUND, "host memory is the device \"host\", not %s", uuid);
+    g = FL_FAULT("gpu.context") ? NULL : calloc(1, sizeof(*g));
+    if (!g)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for device %s", uuid);
+    g->info = host_describe();
+    *out = g;
+    return FL_OK;
+}
+
+static const struct gpu_info *fake_info(const struct gpu *g)
+{
+    return &g->info;
+}
+
+/* As an integrated device's NVML answers: the host's pool is the truth there. */
+static enum fl_status fake_memory(struct gpu *g, uint64_t *free_bytes, uint64_t *total,
+                                  struct fl_err *err)
+{
+    if (g->info.integrated)
+        return fl_fail(err, FL_UNSUPPORTED, "device %s shares the host's memory and does not say",
+                       g->info.uuid);
+    pthread_mutex_lock(&lock);
+    *free_bytes = shape.bytes - used[g->info.ordinal];
+    pthread_mutex_unlock(&lock);
+    *total = shape.bytes;
+    return FL_OK;
+}
+
+static bool take(struct gpu *g, uint64_t bytes)
+{
+    uint64_t *u = &used[g->info.ordinal];
+
+    if (!g->counted)
+        return true;
+    pthread_mutex_lock(&lock);
+    bool ok = bytes <= shape.bytes - *u;
+    *u += ok ? bytes : 0;
+    pthread_mutex_unlock(&lock);
+    return ok;
+}
+
+static void give_back(struct gpu *g, uint64_t bytes)
+{
+    if (!g->counted)
+        return;
+    pthread_mutex_lock(&lock);
+    used[g->info.ordinal] -= bytes;
+    pthread_mutex_unlock(&lock);
+}
+
+/* A memfd of so many bytes, sealed at that size: a peer must not be able to cut it short. */
+static enum fl_status pages(struct gpu *g, uint64_t bytes, int *fd, struct fl_err *err)
+{
+    if (FL_FAULT("gpu.chunk") || !take(g, bytes))
+        return fl_fail(err, FL_EXHAUSTED, "device %s: no %llu bytes left", g->info.uuid,
+                       (unsigned long long)bytes);
+    *fd = memfd_create("furlong-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd >= 0 && ftruncate(*fd, (off_t)bytes) == 0 &&
+        fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0)
+        return FL_OK;
+    enum fl_status st =
+        fl_fail_errno(err, "device memory of %llu bytes", (unsigned long long)bytes);
+    if (*fd >= 0)
+        close(*fd);
+    give_back(g, bytes);
+    return st;
+}
+
+static enum fl_status fake_chunk_create(struct gpu *g, uint64_t bytes, struct gpu_chunk *out,
+                                        struct fl_err *err)
+{
+    int fd;
+
+    if (bytes == 0 || bytes % GRANULARITY)
+        return fl_fail(err, FL_INVALID, "a chunk of %llu bytes is no multiple of %d",
+                       (unsigned long long)bytes, GRANULARITY);
+    FL_TRY(pages(g, bytes, &fd, err));
+    *out = (struct gpu_chunk){ (uint64_t)fd << 1 | 1, bytes }; /* odd: counted here */
+    return FL_OK;
+}
+
+static int chunk_fd(const struct gpu_chunk *c)
+{
+    return (int)(c->handle >> 1);
+}
+
+static void fake_chunk_release(struct gpu *g, struct gpu_chunk *c)
+{
+    if (c->handle & 1)
+        give_back(g, c->bytes);
+    close(chunk_fd(c));
+    *c = (struct gpu_chunk){ 0 };
+}
+
+static uint64_t fake_chunk_held(struct gpu *g, const struct gpu_chunk *c)
+{
+    struct stat st;
+
+    /* Pages of a fake device are there from birth, as a device's are. */
+    if (g->counted || fstat(chunk_fd(c), &st) < 0)
+        return c->bytes;
+    return (uint64_t)st.st_blocks * 512;
+}
+
+static enum fl_status fake_chunk_export(struct gpu *g, const struct gpu_chunk *c, int *fd,
+                                        struct fl_err *err)
+{
+    int got = FL_FAULT("gpu.export") ? -1 : fcntl(chunk_fd(c), F_DUPFD_CLOEXEC, 0);
+
+    if (got < 0)
+        return fl_fail_errno(err, "export a chunk of device %s", g->info.uuid);
+    *fd = got;
+    return FL_OK;
+}
+
+static enum fl_status fake_chunk_import(struct gpu *g, int fd, uint64_t bytes,
+                                        struct gpu_chunk *out, struct fl_err *err)
+{
+    off_t size = lseek(fd, 0, SEEK_END);
+    int got = size == (off_t)bytes ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+
+    if (got < 0)
+        return fl_fail(err, FL_INVALID,
+                       "import to device %s: descriptor %d holds %lld bytes, not %llu",
+                       g->info.uuid, fd, (long long)size, (unsigned long long)bytes);
+    *out = (struct gpu_chunk){ (uint64_t)got << 1, bytes };
+    return FL_OK;
+}
+
+static enum fl_status map_pages(void *at, uint64_t bytes, int fd, int prot, int flags,
+                                uint64_t *addr, struct fl_err *err)
+{
+    void *p = FL_FAULT("gpu.map") ? MAP_FAILED : mmap(at, bytes, prot, flags, fd, 0);
+
+    if (p == MAP_FAILED)
+        return fl_fail_errno(err, "map %llu bytes", (unsigned long long)bytes);
+    *addr = (uint64_t)(uintptr_t)p;
+    return FL_OK;
+}
+
+static enum fl_status fake_reserve(struct gpu *g, uint64_t bytes, uint64_t *addr,
+                                   struct fl_err *err)
+{
+    (void)g;
+    return map_pages(NULL, bytes, -1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, addr,
+                     err);
+}
+
+static void fake_unreserve(struct gpu *g, uint64_t addr, uint64_t bytes)
+{
+    (void)g;
+    munmap((void *)(uintptr_t)addr, bytes);
+}
+
+static enum fl_status fake_map(struct gpu *g, uint64_t addr, const struct gpu_chunk *c,
+                               bool writable, struct fl_err *err)
+{
+    (void)g;
+    FL_TRY(map_pages((void *)(uintptr_t)addr, c->bytes, chunk_fd(c),
+                     PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, &addr, err));
+    (void)madvise((void *)(uintptr_t)addr, c->bytes, MADV_HUGEPAGE); /* a wish */
+    return FL_OK;
+}
+
+static enum fl_status fake_unmap(struct gpu *g, uint64_t addr, uint64_t bytes, struct fl_err *err)
+{
+    (void)g;
+    return map_pages((void *)(uintptr_t)addr, bytes, -1, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, &addr, err);
+}
+
+/* ==== plain memory
+ * ================================================================================= */
+static enum fl_status add_block(struct gpu *g, uint64_t addr, uint64_t bytes, int fd,
+                                struct fl_err *err)
+{
+    struct block *b = malloc(sizeof(*b));
+
+    if (!b)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a block");
+    *b = (struct block){ g->blocks, addr, bytes, fd };
+    g->blocks = b;
+    return FL_OK;
+}
+
+static void drop_block(struct gpu *g, uint64_t addr)
+{
+    for (struct block **p = &g->blocks; *p; p = &(*p)->next) {
+        struct block *b = *p;
+
+        if (b->addr != addr)
+            continue;
+        munmap((void *)(uintptr_t)b->addr, b->bytes);
+        if (b->fd >= 0) {
+            close(b->fd);
+            give_back(g, b->bytes);
+        }
+        *p = b->next;
+        free(b);
+        return;
+    }
+}
+
+static enum fl_status fake_alloc(struct gpu *g, uint64_t bytes, uint64_t *addr, struct fl_err *err)
+{
+    uint64_t at;
+    int fd;
+
+    FL_TRY(pages(g, bytes, &fd, err));
+    enum fl_status st = map_pages(NULL, bytes, fd, PROT_READ | PROT_WRITE, MAP_SHARED, &at, err);
+    if (st == FL_OK) {
+        st = add_block(g, at, bytes, fd, err);
+        if (st == FL_OK) {
+            *addr = at;
+            return FL_OK;
+        }
+        munmap((void *)(uintptr_t)at, bytes);
+    }
+    close(fd);
+    give_back(g, bytes);
+    return st;
+}
+
+static const struct block *block_of(const struct gpu *g, uint64_t addr)
+{
+    const struct block *b = g->blocks;
+
+    while (b && (addr < b->addr || addr >= b->addr + b->bytes))
+        b = b->next;
+    return b;
+}
+
+static enum fl_status fake_ipc_get(struct gpu *g, uint64_t addr, struct gpu_handle *out,
+                                   uint64_t *off, struct fl_err *err)
+{
+    const struct block *b = block_of(g, addr);
+    struct ticket t = { .pid = getpid(), .fd = b ? b->fd : -1, .bytes = b ? b->bytes : 0 };
+
+    if (!b || b->fd < 0 || !g->info.legacy_ipc)
+        return fl_fail(err, FL_UNSUPPORTED, "memory at %#llx has no IPC handle",
+                       (unsigned long long)addr);
+    memset(out, 0, sizeof(*out));
+    memcpy(out->b, &t, sizeof(t));
+    *off = addr - b->addr;
+    return FL_OK;
+}
+
+static enum fl_status fake_ipc_open(struct gpu *g, const struct gpu_handle *h, uint64_t *addr,
+                                    struct fl_err *err)
+{
+    struct ticket t;
+    char path[64];
+    uint64_t at;
+
+    memcpy(&t, h->b, sizeof(t));
+    if (t.pid == getpid()) /* as CUDA: the exporter cannot open its own */
+        return fl_fail(err, FL_INVALID,
+                       "an IPC handle cannot be opened in the process that made it");
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", t.pid, t.fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return fl_fail_errno(err, "open an IPC handle of process %d", t.pid);
+    enum fl_status st = map_pages(NULL, t.bytes, fd, PROT_READ | PROT_WRITE, MAP_SHARED, &at, err);
+    close(fd);
+    if (st == FL_OK)
+        st = add_block(g, at, t.bytes, -1, err);
+    if (st == FL_OK)
+        *addr = at;
+    return st;
+}
+
+static enum fl_status fake_sync(struct gpu *g, struct fl_err *err)
+{
+    return FL_FAULT("gpu.sync")
+               ? fl_fail(err, FL_UNREACHABLE, "device %s fell off the bus", g->info.uuid)
+               : FL_OK;
+}
+
+static enum fl_status fake_peer(struct gpu *g, const struct gpu *other, struct fl_err *err)
+{
+    if (FL_FAULT("gpu.peer"))
+        return fl_fail(err, FL_UNSUPPORTED, "device %s cannot read the memory of %s", g->info.uuid,
+                       other->info.uuid);
+    return FL_OK;
+}
+
+static enum fl_status fake_pin(struct gpu *g, uint64_t bytes, void **out, struct fl_err *err)
+{
+    uint64_t at;
+
+    FL_TRY(
+        map_pages(NULL, bytes, -1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, &at, err));
+    enum fl_status st = add_block(g, at, bytes, -1, err);
+    if (st == FL_OK)
+        *out = (void *)(uintptr_t)at;
+    return st;
+}
+
+static void fake_unpin(struct gpu *g, void *p)
+{
+    drop_block(g, (uint64_t)(uintptr_t)p);
+}
+
+static void fake_close(struct gpu *g)
+{
+    while (g && g->blocks)
+        drop_block(g, g->blocks->addr);
+    free(g);
+}
+
+/* ==== streams: everything has happened when the call returns
+ * ======================================= */
+static enum fl_status fake_stream(struct gpu *g, struct gpu_stream **out, struct fl_err *err)
+{
+    struct gpu_stream *s = malloc(sizeof(*s));
+
+    if (!s)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a stream");
+    s->g = g;
+    *out = s;
+    return FL_OK;
+}
+
+static void fake_stream_free(struct gpu_stream *s)
+{
+    free(s);
+}
+
+static enum fl_status fake_stream_sync(struct gpu_stream *s, struct fl_err *err)
+{
+    return fake_sync(s->g, err);
+}
+
+static enum fl_status fake_stream_wait(struct gpu_stream *s, struct gpu_event *e,
+                                       struct fl_err *err)
+{
+    (void)e;
+    return fake_stream_sync(s, err);
+}
+
+static enum fl_status fake_event(struct gpu *g, struct gpu_event **out, struct fl_err *err)
+{
+    (void)g;
+    *out = calloc(1, sizeof(**out));
+    return *out ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for an event");
+}
+
+static void fake_event_free(struct gpu_event *e)
+{
+    free(e);
+}
+
+static enum fl_status fake_event_record(struct gpu_event *e, struct gpu_stream *s,
+                                        struct fl_err *err)
+{
+    e->at_ns = fl_clock_boot_ns();
+    return fake_stream_sync(s, err);
+}
+
+static enum fl_status fake_event_done(struct gpu_event *e, struct fl_err *err)
+{
+    (void)e;
+    return FL_FAULT("gpu.slow")    ? FL_AGAIN
+           : FL_FAULT("gpu.event") ? fl_fail(err, FL_UNREACHABLE, "device lost")
+                                   : FL_OK;
+}
+
+static enum fl_status fake_event_sync(struct gpu_event *e, struct fl_err *err)
+{
+    (void)e;
+    (void)err;
+    return FL_OK;
+}
+
+static enum fl_status fake_event_ms(struct gpu_event *from, struct gpu_event *to, float *ms,
+                                    struct fl_err *err)
+{
+    (void)err;
+    *ms = (float)(to->at_ns - from->at_ns) / 1e6f;
+    return FL_OK;
+}
+
+static enum fl_status fake_copy(struct gpu_stream *s, uint64_t to, uint64_t from, uint64_t bytes,
+                                struct fl_err *err)
+{
+    if (FL_FAULT("gpu.copy"))
+        return fl_fail(err, FL_UNREACHABLE, "device %s: copy of %llu bytes failed", s->g->info.uuid,
+                       (unsigned long long)bytes);
+    memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return FL_OK;
+}
+
+static enum fl_status fake_fill(struct gpu_stream *s, uint64_t to, uint8_t value, uint64_t bytes,
+                                struct fl_err *err)
+{
+    (void)s;
+    (void)err;
+    memset((void *)(uintptr_t)to, value, bytes);
+    return FL_OK;
+}
+
+static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch *l,
+                                  struct fl_err *err)
+{
+    if (FL_FAULT("gpu.launch"))
+        return fl_fail(err, FL_UNREACHABLE, "device %s: kernel %s failed", s->g->info.uuid,
+                       l->kernel);
+    for (size_t i = 0; i < gpu_code.n_twins; i++)
+        if (strcmp(gpu_code.twins[i].name, l->kernel) == 0) {
+            gpu_code.twins[i].run(l->grid, l->block, l->params);
+            return FL_OK;
+        }
+    return fl_fail(err, FL_UNSUPPORTED, "kernel %s has no plain twin", l->kernel);
+}
+
+/* clang-format off */
+#define MEMORY_OF_THE_HOST                                                                                     \
+    .close = fake_close, .info = fake_info, .memory = fake_memory, .sync = fake_sync,                          \
+    .chunk_create = fake_chunk_create, .chunk_release = fake_chunk_release, .chunk_held = fake_chunk_held,     \
+    .chunk_export = fake_chunk_export, .chunk_import = fake_chunk_import, .reserve = fake_reserve,             \
+    .unreserve = fake_unreserve, .map = fake_map, .unmap = fake_unmap, .alloc = fake_alloc,                    \
+    .free = drop_block, .ipc_get = fake_ipc_get, .ipc_open = fake_ipc_open, .ipc_close = drop_block,           \
+    .peer = fake_peer, .pin = fake_pin, .unpin = fake_unpin, .stream = fake_stream,                            \
+    .stream_free = fake_stream_free, .stream_sync = fake_stream_sync, .stream_wait = fake_stream_wait,         \
+    .event = fake_event, .event_free = fake_event_free, .event_record = fake_event_record,                     \
+    .event_done = fake_event_done, .event_sync = fake_event_sync, .event_ms = fake_event_ms,                   \
+    .copy = fake_copy, .fill = fake_fill, .launch = fake_launch
+/* clang-format on */
+const struct gpu_ops gpu_fake = {
+    .name = "fake", .list = gpu_fake_list, .open = fake_open, MEMORY_OF_THE_HOST
+};
+const struct gpu_ops gpu_host = {
+    .name = "host", .list = host_list, .open = host_open, MEMORY_OF_THE_HOST
+};
