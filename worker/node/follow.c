@@ -344,8 +344,8 @@ static bool push(struct follow *f)
     w->pushing = f;
     w->out_was_last = f == &w->out; /* they take turns */
     if (node_uplink_call(n->up, FL_LOG_PUSH, LANE_LOGS,
-                    fl_loop_now_ns(n->loop) + NODE_CALL_MS * 1000000ull, &m.base, &w->push,
-                    &err) != FL_OK) {
+                         fl_loop_now_ns(n->loop) + NODE_CALL_MS * 1000000ull, &m.base, &w->push,
+                         &err) != FL_OK) {
         w->pushing = NULL;
         push_later(w);
         return true;

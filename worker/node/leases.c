@@ -111,7 +111,7 @@ static void on_hold(struct fl_timer *t, uint64_t now_ns)
 }
 
 enum fl_status node_leases_create(struct fl_loop *l, const struct leases_config *cfg,
-                             struct leases **out, struct fl_err *err)
+                                  struct leases **out, struct fl_err *err)
 {
     struct leases *s = calloc(1, sizeof(*s));
     enum fl_status st;
@@ -236,8 +236,8 @@ static Fl__Lease *copy_of(const Fl__Lease *l)
 }
 
 enum fl_status node_leases_prepare(struct leases *s, const Fl__LeasePrepare *m,
-                              const struct fl_term *highest, const struct fl_node_ref *me,
-                              struct fl_err *err)
+                                   const struct fl_term *highest, const struct fl_node_ref *me,
+                                   struct fl_err *err)
 {
     size_t before = s->n;
     uint64_t now = fl_loop_now_ns(s->loop);
@@ -275,7 +275,8 @@ enum fl_status node_leases_prepare(struct leases *s, const Fl__LeasePrepare *m,
 /* ---- commit and release ------------------------------------------------------------------------
  */
 
-enum fl_status node_leases_commit(struct leases *s, const uint64_t *ids, size_t n, struct fl_err *err)
+enum fl_status node_leases_commit(struct leases *s, const uint64_t *ids, size_t n,
+                                  struct fl_err *err)
 {
     bool was[LEASES_MAX] = { false };
     enum fl_status st;

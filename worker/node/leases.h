@@ -16,17 +16,18 @@ struct leases_config {
 };
 /* Reads what an earlier start had committed; a damaged file is FL_CORRUPT. */
 enum fl_status node_leases_create(struct fl_loop *l, const struct leases_config *cfg,
-                             struct leases **out, struct fl_err *err);
+                                  struct leases **out, struct fl_err *err);
 void node_leases_destroy(struct leases *s); /* the file stays; NULL is fine */
 
 /* All of m, or none. FL_STALE: by a head before highest, or for another start than me. FL_INVALID:
  * a device or amount that this node does not have. FL_EXHAUSTED: taken; err has the numbers. Asked
  * again for the same ids: the hold starts anew. */
 enum fl_status node_leases_prepare(struct leases *s, const Fl__LeasePrepare *m,
-                              const struct fl_term *highest, const struct fl_node_ref *me,
-                              struct fl_err *err);
+                                   const struct fl_term *highest, const struct fl_node_ref *me,
+                                   struct fl_err *err);
 /* FL_NOT_FOUND: one of them is not held (any more); then none is committed. */
-enum fl_status node_leases_commit(struct leases *s, const uint64_t *ids, size_t n, struct fl_err *err);
+enum fl_status node_leases_commit(struct leases *s, const uint64_t *ids, size_t n,
+                                  struct fl_err *err);
 /* Marks it; it goes when nothing uses it, by node_leases_sweep(). Unknown: nothing. */
 void node_leases_release(struct leases *s, uint64_t id);
 void node_leases_sweep(struct leases *s);

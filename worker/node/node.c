@@ -172,7 +172,8 @@ void node_fail(struct node *n, const struct fl_err *err)
         node_stop(n, err->text, NODE_TERM_MS);
         return;
     }
-    /* Adopted work is not ours to end: it runs on under its keepers, for a daemon that gets through. */
+    /* Adopted work is not ours to end: it runs on under its keepers, for a daemon that gets
+     * through. */
     n->over = true;
     fl_post(n->loop, &n->end_task);
 }

@@ -274,7 +274,7 @@ static void on_deliver(void *service, struct call_req *req, const struct wire_ms
     struct worker *k = seat_of(m->to, &who) ? worker_find(n, &who) : NULL;
     enum fl_status st = k && m->method <= UINT16_MAX
                             ? node_line_event(k, (uint16_t)m->method,
-                                         (struct fl_bytes){ m->body.data, m->body.len }, &err)
+                                              (struct fl_bytes){ m->body.data, m->body.len }, &err)
                             : fl_fail(&err, FL_NOT_FOUND, "no such worker here");
 
     if (st != FL_OK)

@@ -137,8 +137,8 @@ static void relay(void *service, struct call_req *req, const struct wire_msg *m)
     out.body = (ProtobufCBinaryData){ m->head.body_bytes, (uint8_t *)(uintptr_t)m->body };
     r->req = req;
     r->op.done = on_relayed;
-    if (node_uplink_call(n->up, FL_RELAY, LANE_RELAY, call_req_due_ns(req), &out.base, &r->op, &err) !=
-        FL_OK) {
+    if (node_uplink_call(n->up, FL_RELAY, LANE_RELAY, call_req_due_ns(req), &out.base, &r->op,
+                         &err) != FL_OK) {
         if (err.status == FL_UNREACHABLE)
             err.status = FL_AGAIN; /* not sent */
         call_fail(req, &err);
@@ -211,7 +211,7 @@ void node_line_destroy(struct line *l)
 }
 
 enum fl_status node_line_event(struct worker *w, uint16_t method, struct fl_bytes body,
-                          struct fl_err *err)
+                               struct fl_err *err)
 {
     if (!w->line)
         return fl_fail(err, FL_UNREACHABLE, "%s is not connected", w->name);

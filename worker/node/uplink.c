@@ -407,7 +407,8 @@ static void dial(struct uplink *u)
                                                                   NULL, NULL, &s, &err);
 
     if (st == FL_OK) {
-        st = call_peer_create(s, node_serve_methods, node_serve_n_methods, &life, n, &u->peer, &err);
+        st =
+            call_peer_create(s, node_serve_methods, node_serve_n_methods, &life, n, &u->peer, &err);
         if (st != FL_OK)
             stream_close(s, &err);
     }
@@ -513,7 +514,7 @@ void node_uplink_destroy(struct uplink *u)
 }
 
 enum fl_status node_uplink_call(struct uplink *u, uint16_t method, uint32_t lane, uint64_t due_ns,
-                           const ProtobufCMessage *m, struct call_op *op, struct fl_err *err)
+                                const ProtobufCMessage *m, struct call_op *op, struct fl_err *err)
 {
     struct fl_bytes b;
     enum fl_status st;
@@ -530,7 +531,8 @@ enum fl_status node_uplink_call(struct uplink *u, uint16_t method, uint32_t lane
     return st;
 }
 
-void node_uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *name, double value)
+void node_uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *name,
+                        double value)
 {
     struct reading key = { 0 }, *r;
 
@@ -586,7 +588,7 @@ void node_uplink_leave(struct uplink *u, const char *why, void (*left)(struct no
     u->left = left;
     u->leave.done = on_leave;
     if (node_uplink_call(u, FL_NODE_LEAVE, LANE_CONTROL,
-                    fl_loop_now_ns(u->node->loop) + LEAVE_MS * 1000000ull, &m.base, &u->leave,
-                    NULL) != FL_OK)
+                         fl_loop_now_ns(u->node->loop) + LEAVE_MS * 1000000ull, &m.base, &u->leave,
+                         NULL) != FL_OK)
         FL_TAKE(u->left)(u->node);
 }

@@ -143,8 +143,8 @@ void worker_tell(struct worker *w)
     worker_msg_make(w, &m);
     w->tell.done = on_told;
     enum fl_status st = node_uplink_call(n->up, FL_WORKER_CHANGED, LANE_CONTROL,
-                                    fl_loop_now_ns(n->loop) + NODE_CALL_MS * 1000000ull,
-                                    &m.state.base, &w->tell, &err);
+                                         fl_loop_now_ns(n->loop) + NODE_CALL_MS * 1000000ull,
+                                         &m.state.base, &w->tell, &err);
 
     if (st == FL_OK) {
         w->telling = true;
@@ -521,6 +521,7 @@ enum fl_status worker_start(struct node *n, const Fl__WorkerSpec *spec, struct f
     fl_metric_add(n->count.started, 1);
     fl_metric_set(n->count.workers, (double)workers_alive(n));
     fl_info("worker starts worker=\"%s\" dir=%s", w->name, w->dir);
+    node_follow_kick(w);
     return FL_OK;
 }
 
