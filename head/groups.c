@@ -5,7 +5,8 @@
 #include "common/base/str.h"
 #include "head/state.h"
 
-/* ---- flags ------------------------------------------------------------------------------------ */
+/* ---- flags ------------------------------------------------------------------------------------
+ */
 
 static const struct {
     const char *name;
@@ -58,7 +59,8 @@ enum fl_status flags_read(const Fl__GroupRec *g, struct layout_flags *out, struc
     return FL_OK;
 }
 
-/* ---- making and ending ------------------------------------------------------------------------ */
+/* ---- making and ending ------------------------------------------------------------------------
+ */
 
 enum fl_status group_make(struct head *h, struct job *j, const Fl__GroupRec *like,
                           struct group **out, struct fl_err *err)
@@ -91,7 +93,7 @@ void group_asks_answer(struct group *g, enum fl_status st, const struct fl_err *
 {
     struct ask *a, *next;
 
-    DL_FOREACH_SAFE(g->asks, a, next) {
+    DL_FOREACH_SAFE (g->asks, a, next) {
         DL_DELETE(g->asks, a);
         if (st == FL_OK && g->rec->layout)
             reply_msg(a->req, g->rec->layout);
@@ -103,7 +105,8 @@ void group_asks_answer(struct group *g, enum fl_status st, const struct fl_err *
     }
 }
 
-/* ---- leases ----------------------------------------------------------------------------------- */
+/* ---- leases -----------------------------------------------------------------------------------
+ */
 
 struct lot { /* leases of one node that one message is about */
     struct head *head;
@@ -165,10 +168,11 @@ static void send_lot(struct head *h, struct node *n, bool release)
     struct fl_err err;
 
     *lot = (struct lot){ .head = h, .node = n->id, .release = release };
-    HASH_ITER(hh, h->leases, l, tmp) {
+    HASH_ITER (hh, h->leases, l, tmp) {
         struct group *g = group_of(h, &l->rec->group);
 
-        if (to_send(l, release) && same_bytes(&l->rec->at->id, &n->rec->who->id) && !(g && g->placing))
+        if (to_send(l, release) && same_bytes(&l->rec->at->id, &n->rec->who->id) &&
+            !(g && g->placing))
             lot->ids[lot->n++] = l->id;
     }
     m.ids = lot->ids;
@@ -188,11 +192,11 @@ void leases_settle(struct head *h)
     struct lease *l, *ltmp;
     bool any = false;
 
-    HASH_ITER(hh, h->leases, l, ltmp)
+    HASH_ITER (hh, h->leases, l, ltmp)
         any |= to_send(l, true) || to_send(l, false);
     if (!any)
         return;
-    HASH_ITER(hh, h->nodes, n, tmp)
+    HASH_ITER (hh, h->nodes, n, tmp)
         if (n->state == NODE_READY && n->up) {
             send_lot(h, n, true);
             send_lot(h, n, false);
@@ -205,7 +209,7 @@ static bool release_all(struct head *h, struct group *g, bool prepared_only)
     struct lease *l, *tmp;
     bool none = true;
 
-    HASH_ITER(hh, h->leases, l, tmp) {
+    HASH_ITER (hh, h->leases, l, tmp) {
         Fl__Lease rec = *l->rec;
 
         if (!same_bytes(&l->rec->group, &g->rec->id) ||
@@ -220,13 +224,14 @@ static bool release_all(struct head *h, struct group *g, bool prepared_only)
     return none;
 }
 
-/* ---- what is to be done ----------------------------------------------------------------------- */
+/* ---- what is to be done -----------------------------------------------------------------------
+ */
 
 static bool seats_ended(struct head *h, const struct group *g)
 {
     struct seat *s, *tmp;
 
-    HASH_ITER(hh, h->seats, s, tmp)
+    HASH_ITER (hh, h->seats, s, tmp)
         if (s->rec->has_group && same_bytes(&s->rec->group, &g->rec->id) &&
             (s->rec->state != FL__SEAT_STATE__SEAT_CLOSED || s->rec->ending))
             return false;
@@ -266,7 +271,7 @@ static void settle_asks(struct head *h, struct group *g, uint64_t now_ns)
     struct fl_err err;
     bool late = false;
 
-    DL_FOREACH_SAFE(g->asks, a, next) {
+    DL_FOREACH_SAFE (g->asks, a, next) {
         bool tried = g->tried == h->resources || h->state == HEAD_RECOVERING;
         bool due = (a->once ? tried : a->due_ns && a->due_ns <= now_ns) && !g->placing;
 
@@ -316,6 +321,6 @@ void groups_settle(struct head *h)
     uint64_t now = fl_loop_now_ns(h->loop);
     struct group *g, *tmp;
 
-    HASH_ITER(hh, h->groups, g, tmp)
+    HASH_ITER (hh, h->groups, g, tmp)
         settle_group(h, g, now);
 }

@@ -9,7 +9,8 @@
 
 enum { BEAT_MS = 1000, SILENT_MS = 15000, IDLE_WAIT_MS = 120000 };
 
-/* ---- the round that does what follows from the tables ----------------------------------------- */
+/* ---- the round that does what follows from the tables -----------------------------------------
+ */
 
 void head_kick(struct head *h)
 {
@@ -63,20 +64,21 @@ static void on_sweep(struct fl_timer *t, uint64_t now_ns)
     struct job *j, *tmp;
 
     nodes_sweep(h, now_ns);
-    HASH_ITER(hh, h->jobs, j, tmp)
+    HASH_ITER (hh, h->jobs, j, tmp)
         if (j->log && j->rec->cleaned && !j->followers)
             joblog_close(j);
     fl_timer_arm_in(h->loop, &h->sweep, h->cfg.beat_ms);
     head_kick(h);
 }
 
-/* ---- the end ---------------------------------------------------------------------------------- */
+/* ---- the end ----------------------------------------------------------------------------------
+ */
 
 static bool work_left(struct head *h)
 {
     struct job *j, *tmp;
 
-    HASH_ITER(hh, h->jobs, j, tmp)
+    HASH_ITER (hh, h->jobs, j, tmp)
         if (!job_over(j) || !j->rec->cleaned)
             return true;
     return false;
@@ -86,7 +88,7 @@ static bool all_told(struct head *h, uint64_t now_ns)
 {
     struct job *j, *tmp;
 
-    HASH_ITER(hh, h->jobs, j, tmp)
+    HASH_ITER (hh, h->jobs, j, tmp)
         if (!job_told(j, now_ns))
             return false;
     return true;
@@ -112,7 +114,7 @@ static void tell_daemons(struct head *h)
     m.why = h->end_why;
     m.has_term_ms = true;
     m.term_ms = HEAD_STOP_TERM_MS;
-    HASH_ITER(hh, h->nodes, n, tmp)
+    HASH_ITER (hh, h->nodes, n, tmp)
         if (n->up)
             (void)node_send(n, FL_NODE_SHUTDOWN, &m, HEAD_END_MS,
                             &(struct send){ .done = shutdown_answered }, &err);
@@ -122,7 +124,7 @@ static bool daemons_left(struct head *h)
 {
     struct node *n, *tmp;
 
-    HASH_ITER(hh, h->nodes, n, tmp)
+    HASH_ITER (hh, h->nodes, n, tmp)
         if (n->up && n->rec->fate == FL__NODE_FATE__NODE_IN)
             return true;
     return false;
@@ -193,12 +195,13 @@ void head_shutdown(struct head *h, const char *why)
     fl_info("cluster shuts down why=\"%s\"", h->end_why);
     h->state = HEAD_ENDING;
     h->end_due_ns = fl_loop_now_ns(h->loop) + HEAD_END_MS * 1000000ull;
-    HASH_ITER(hh, h->jobs, j, tmp)
+    HASH_ITER (hh, h->jobs, j, tmp)
         (void)job_stop(h, j, NULL, &live, NULL);
     head_kick(h);
 }
 
-/* ---- metrics ---------------------------------------------------------------------------------- */
+/* ---- metrics ----------------------------------------------------------------------------------
+ */
 
 static const struct {
     struct fl_metric_name name;
@@ -206,7 +209,8 @@ static const struct {
 } counters[] = {
 #define COUNTER(member, text, help_)                                                               \
     {                                                                                              \
-        { .kind = FL_COUNTER, .name = text, .help = help_ }, offsetof(struct head_counters, member) \
+        { .kind = FL_COUNTER, .name = text, .help = help_ },                                       \
+            offsetof(struct head_counters, member)                                                 \
     }
     COUNTER(submitted, "furlong_jobs_submitted_total", "Jobs taken since the head started"),
     COUNTER(beats, "furlong_node_beats_total", "Beats of daemons heard"),
@@ -226,7 +230,8 @@ static enum fl_status make_metrics(struct head *h, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- making it -------------------------------------------------------------------------------- */
+/* ---- making it --------------------------------------------------------------------------------
+ */
 
 static enum fl_status read_boot_id(struct head *h, struct fl_err *err)
 {
@@ -332,7 +337,8 @@ const char *head_journal_note(const struct head *h)
     return h->opened.note;
 }
 
-void head_on_term(struct head *h, void (*term_changed)(void *arg, const struct fl_term *term), void *arg)
+void head_on_term(struct head *h, void (*term_changed)(void *arg, const struct fl_term *term),
+                  void *arg)
 {
     h->term_changed = term_changed;
     h->term_arg = arg;

@@ -12,14 +12,14 @@ struct http_route;
 struct http_req;
 
 struct head_config {
-    const char *state_dir; /* <state_dir>/head/journal.db and <state_dir>/logs */
-    const char *node_ip;   /* of this host, as its daemon gives it             */
-    const char *boot_id;   /* of this host; NULL: read                         */
-    const char *rpc, *http; /* addresses that drivers are told; may be set later */
+    const char *state_dir;       /* <state_dir>/head/journal.db and <state_dir>/logs */
+    const char *node_ip;         /* of this host, as its daemon gives it             */
+    const char *boot_id;         /* of this host; NULL: read                         */
+    const char *rpc, *http;      /* addresses that drivers are told; may be set later */
     uint32_t beat_ms, silent_ms; /* 0: 1 s and 15 s */
-    bool until_idle;       /* end when every job has ended and who followed has heard it */
-    uint32_t idle_wait_ms; /* until_idle without any job yet: 0: 120 s */
-    const char *token;     /* hex; asked from other addresses than loopback; NULL: they are refused */
+    bool until_idle;             /* end when every job has ended and who followed has heard it */
+    uint32_t idle_wait_ms;       /* until_idle without any job yet: 0: 120 s */
+    const char *token; /* hex; asked from other addresses than loopback; NULL: they are refused */
     /* The head has ended: nothing runs any more; take it apart. */
     void (*ended)(void *arg);
     void *arg;

@@ -11,9 +11,10 @@
 #include "head/state.h"
 
 /* A job's log is one file that only grows; its oldest pages are given back (a hole, offsets stay).
- * Beside it lies a list of marks, one for each stream of each worker: what has been taken over of it,
- * and where that went. A mark is written before the bytes, so after a kill in between the file is too
- * short for it, and both go back to what was before: nothing is lost and nothing is there twice. */
+ * Beside it lies a list of marks, one for each stream of each worker: what has been taken over of
+ * it, and where that went. A mark is written before the bytes, so after a kill in between the file
+ * is too short for it, and both go back to what was before: nothing is lost and nothing is there
+ * twice. */
 enum {
     MARK_MAGIC = 0x4c4a4c46, /* "FLJL" */
     KEEP_BYTES = 64 << 20,
@@ -22,14 +23,21 @@ enum {
     STREAMS_MAX = 65536,
 };
 
-struct mark_key { uint8_t worker[28]; uint32_t attempt, stream; };
+struct mark_key {
+    uint8_t worker[28];
+    uint32_t attempt, stream;
+};
 struct mark { /* as in the file */
     struct mark_key key;
-    uint32_t mid_line;          /* the last piece did not end a line */
-    uint64_t from, to;          /* of the worker's file: before and after the last piece */
-    uint64_t begin, end;        /* where that piece lies in the log                      */
+    uint32_t mid_line;   /* the last piece did not end a line */
+    uint64_t from, to;   /* of the worker's file: before and after the last piece */
+    uint64_t begin, end; /* where that piece lies in the log                      */
 };
-struct mark_head { uint32_t magic, size; uint64_t first; uint8_t room[48]; };
+struct mark_head {
+    uint32_t magic, size;
+    uint64_t first;
+    uint8_t room[48];
+};
 
 struct slot {
     UT_hash_handle hh;
@@ -48,7 +56,7 @@ static void free_slots(struct joblog *g)
 {
     struct slot *s, *tmp;
 
-    HASH_ITER(hh, g->slots, s, tmp) {
+    HASH_ITER (hh, g->slots, s, tmp) {
         HASH_DEL(g->slots, s);
         free(s);
     }
@@ -122,7 +130,7 @@ static enum fl_status read_marks(struct joblog *g, struct fl_err *err)
     for (; pread(g->marks_fd, &m, sizeof(m), at) == (ssize_t)sizeof(m) && g->n_slots < STREAMS_MAX;
          at += (off_t)sizeof(m))
         slot_add(g, &m);
-    HASH_ITER(hh, g->slots, s, tmp)
+    HASH_ITER (hh, g->slots, s, tmp)
         take_back(g, s);
     return FL_OK;
 }
@@ -151,8 +159,8 @@ static enum fl_status need_log(struct job *j, struct fl_err *err)
     return st;
 }
 
-/* Bounded: what is older than the last KEEP_BYTES goes. Where the file system makes no holes in what is
- * there, the file is emptied and goes on at the same offset. */
+/* Bounded: what is older than the last KEEP_BYTES goes. Where the file system makes no holes in
+ * what is there, the file is emptied and goes on at the same offset. */
 static void punch(struct joblog *g)
 {
     uint64_t first = (g->end - KEEP_BYTES) & ~4095ull;
@@ -168,7 +176,8 @@ static void punch(struct joblog *g)
     (void)pwrite(g->marks_fd, &g->head, sizeof(g->head), 0); /* else a hole is read as zeros */
 }
 
-/* ---- writing ---------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------
+ */
 
 static struct slot *slot_of(struct joblog *g, const Fl__LogPush *m)
 {
@@ -176,7 +185,8 @@ static struct slot *slot_of(struct joblog *g, const Fl__LogPush *m)
     struct slot *s;
 
     memcpy(fresh.key.worker, m->who->worker.data,
-           m->who->worker.len < sizeof(fresh.key.worker) ? m->who->worker.len : sizeof(fresh.key.worker));
+           m->who->worker.len < sizeof(fresh.key.worker) ? m->who->worker.len
+                                                         : sizeof(fresh.key.worker));
     HASH_FIND(hh, g->slots, &fresh.key, sizeof(fresh.key), s);
     return s ? s : g->n_slots < STREAMS_MAX ? slot_add(g, &fresh) : NULL;
 }
@@ -205,8 +215,8 @@ static void compose(struct fl_str *out, const Fl__LogPush *m, const char *node, 
     }
 }
 
-static enum fl_status append(struct joblog *g, struct slot *s, const struct fl_str *text, uint64_t to,
-                             bool mid_line, struct fl_err *err)
+static enum fl_status append(struct joblog *g, struct slot *s, const struct fl_str *text,
+                             uint64_t to, bool mid_line, struct fl_err *err)
 {
     struct mark was = s->mark;
     size_t done = 0;
@@ -220,9 +230,9 @@ static enum fl_status append(struct joblog *g, struct slot *s, const struct fl_s
     if (ok)
         (void)FL_FAULT("joblog.marked"); /* for kill: the mark is there, the bytes are not */
     while (ok && done < text->len) {
-        ssize_t n = FL_FAULT("joblog.write")
-                        ? (errno = ENOSPC, -1)
-                        : pwrite(g->fd, text->data + done, text->len - done, (off_t)(g->end + done));
+        ssize_t n = FL_FAULT("joblog.write") ? (errno = ENOSPC, -1)
+                                             : pwrite(g->fd, text->data + done, text->len - done,
+                                                      (off_t)(g->end + done));
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -276,7 +286,8 @@ enum fl_status joblog_push(struct job *j, const Fl__LogPush *m, const char *node
     return FL_OK;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------------------------------
+ */
 
 uint64_t joblog_end(struct job *j)
 {

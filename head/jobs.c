@@ -27,7 +27,8 @@ struct seat *job_driver(struct job *j)
     return j->rec->has_driver ? seat_of(j->head, &j->rec->driver) : NULL;
 }
 
-/* ---- submitting ------------------------------------------------------------------------------- */
+/* ---- submitting -------------------------------------------------------------------------------
+ */
 
 static enum fl_status make_name(char out[64], struct fl_err *err)
 {
@@ -45,12 +46,17 @@ static enum fl_status make_name(char out[64], struct fl_err *err)
 static enum fl_status check_name(struct head *h, const char *name, struct fl_err *err)
 {
     if (name[0] == '\0' || name[0] == '.' || strlen(name) > 63 ||
-        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") != strlen(name))
-        return fl_fail(err, FL_INVALID, "submission_id \"%.80s\" must have 1 to 63 letters, digits, "
-                                        "'_', '-' or '.', and not begin with '.'", name);
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") !=
+            strlen(name))
+        return fl_fail(err, FL_INVALID,
+                       "submission_id \"%.80s\" must have 1 to 63 letters, digits, "
+                       "'_', '-' or '.', and not begin with '.'",
+                       name);
     if (job_named(h, name))
-        return fl_fail(err, FL_EXISTS, "Job with submission_id %s already exists. Please use a "
-                                       "different submission_id.", name);
+        return fl_fail(err, FL_EXISTS,
+                       "Job with submission_id %s already exists. Please use a "
+                       "different submission_id.",
+                       name);
     return FL_OK;
 }
 
@@ -59,7 +65,8 @@ enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct afte
 {
     Fl__JobRec rec = FL__JOB_REC__INIT;
     uint32_t number = (uint32_t)(h->next_job ? h->next_job : 1);
-    uint8_t id[4] = { (uint8_t)(number >> 24), (uint8_t)(number >> 16), (uint8_t)(number >> 8), (uint8_t)number };
+    uint8_t id[4] = { (uint8_t)(number >> 24), (uint8_t)(number >> 16), (uint8_t)(number >> 8),
+                      (uint8_t)number };
     uint8_t key[32];
     enum fl_status st = FL_OK;
 
@@ -68,7 +75,8 @@ enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct afte
     if (st == FL_OK)
         st = journal_accepts(h->journal, err);
     if (st == FL_OK && HASH_CNT(hh, h->jobs) - h->n_jobs_over >= HEAD_JOBS_LIVE)
-        st = fl_fail(err, FL_EXHAUSTED, "%d jobs wait or run already, which is the most", HEAD_JOBS_LIVE);
+        st = fl_fail(err, FL_EXHAUSTED, "%d jobs wait or run already, which is the most",
+                     HEAD_JOBS_LIVE);
     if (st == FL_OK && !ask->submission_id)
         st = make_name(submission_id, err);
     else if (st == FL_OK && (st = check_name(h, ask->submission_id, err)) == FL_OK)
@@ -124,10 +132,11 @@ enum fl_status job_stop(struct head *h, struct job *j, struct after *then, bool 
     return FL_OK;
 }
 
-/* ---- ending ----------------------------------------------------------------------------------- */
+/* ---- ending -----------------------------------------------------------------------------------
+ */
 
-static void finish(struct job *j, Fl__JobStatus status, const int32_t *exit_code, const char *error_type,
-                   const char *message)
+static void finish(struct job *j, Fl__JobStatus status, const int32_t *exit_code,
+                   const char *error_type, const char *message)
 {
     Fl__JobRec rec = *j->rec;
     struct fl_err err;
@@ -141,8 +150,8 @@ static void finish(struct job *j, Fl__JobStatus status, const int32_t *exit_code
     rec.message = (char *)(uintptr_t)message;
     if (head_record(j->head, REC_JOB, &rec, NULL, &err) != FL_OK)
         return; /* what leads here is still so at the next turn */
-    fl_info("job ended job=%s status=%s exit_code=%d", j->rec->submission_id, job_status_name(status),
-            exit_code ? *exit_code : -1);
+    fl_info("job ended job=%s status=%s exit_code=%d", j->rec->submission_id,
+            job_status_name(status), exit_code ? *exit_code : -1);
     followers_wake(j);
     head_kick(j->head);
 }
@@ -165,7 +174,8 @@ static void fail_with_log(struct job *j, const Fl__Exit *x)
         joblog_tail(j, &last, LAST_LINES);
         fl_str_add(&text, "Job entrypoint command failed with exit code %d", code);
         if (last.len)
-            fl_str_add(&text, ", last available logs (truncated to 20,000 chars):\n%s", fl_str_text(&last));
+            fl_str_add(&text, ", last available logs (truncated to 20,000 chars):\n%s",
+                       fl_str_text(&last));
         else
             fl_str_add(&text, ". No logs available.");
         if (x->cause != EXIT_EXITED && x->why)
@@ -226,14 +236,14 @@ static void clean(struct head *h, struct job *j)
     struct fl_err err;
     bool none = true;
 
-    HASH_ITER(hh, h->groups, g, gtmp) {
+    HASH_ITER (hh, h->groups, g, gtmp) {
         if (g->job != j)
             continue;
         none = false;
         if (g->rec->state != FL__GROUP_STATE__GROUP_ENDING)
             (void)group_end(h, g, NULL, &err);
     }
-    HASH_ITER(hh, h->seats, s, stmp)
+    HASH_ITER (hh, h->seats, s, stmp)
         none &= s->job != j || (s->rec->state == FL__SEAT_STATE__SEAT_CLOSED && !s->rec->ending);
     if (!none)
         return;
@@ -242,7 +252,8 @@ static void clean(struct head *h, struct job *j)
         head_kick(h);
 }
 
-/* ---- starting --------------------------------------------------------------------------------- */
+/* ---- starting ---------------------------------------------------------------------------------
+ */
 
 static void say_waiting(struct job *j)
 {
@@ -353,12 +364,13 @@ void jobs_settle(struct head *h)
 {
     struct job *j, *tmp;
 
-    HASH_ITER(hh, h->jobs, j, tmp)
+    HASH_ITER (hh, h->jobs, j, tmp)
         settle(h, j);
     job_forget_old(h);
 }
 
-/* ---- the past --------------------------------------------------------------------------------- */
+/* ---- the past ---------------------------------------------------------------------------------
+ */
 
 #define GIVEN_UP "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"
 
@@ -373,13 +385,14 @@ void jobs_after_older(struct head *h)
 {
     struct job *j, *tmp;
 
-    HASH_ITER(hh, h->jobs, j, tmp) {
+    HASH_ITER (hh, h->jobs, j, tmp) {
         struct seat *d = job_driver(j);
 
         if (j->replayed && !job_over(j) && (!d || d->rec->state == FL__SEAT_STATE__SEAT_WAITING))
-            finish(j, FL__JOB_STATUS__JOB_FAILED, NULL, GIVEN_UP,
-                   "Not started: this head's journal is older than the cluster, and the job may have "
-                   "run already; submit it again if it has not.");
+            finish(
+                j, FL__JOB_STATUS__JOB_FAILED, NULL, GIVEN_UP,
+                "Not started: this head's journal is older than the cluster, and the job may have "
+                "run already; submit it again if it has not.");
     }
 }
 
@@ -392,7 +405,7 @@ void job_forget_old(struct head *h)
 
     if (h->n_jobs_over <= HEAD_JOBS_KEPT)
         return;
-    HASH_ITER(hh, h->jobs, j, tmp)
+    HASH_ITER (hh, h->jobs, j, tmp)
         if (job_over(j) && j->rec->cleaned && !j->followers) {
             oldest = j; /* the table keeps the order of submission */
             break;

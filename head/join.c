@@ -4,13 +4,14 @@
 #include "common/base/log.h"
 #include "head/state.h"
 
-/* ---- may it join ------------------------------------------------------------------------------ */
+/* ---- may it join ------------------------------------------------------------------------------
+ */
 
 static struct node *holder_of_name(struct head *h, const char *name, const struct fl_node_id *but)
 {
     struct node *n, *tmp;
 
-    HASH_ITER(hh, h->nodes, n, tmp)
+    HASH_ITER (hh, h->nodes, n, tmp)
         if (n->rec->fate == FL__NODE_FATE__NODE_IN && strcmp(n->rec->name, name) == 0 &&
             !FL_SAME(n->id, *but))
             return n;
@@ -39,10 +40,13 @@ static enum fl_status may_join(struct head *h, const struct fl_node_ref *who,
     static const struct fl_node_id none;
 
     if (FL_SAME(who->id, none) || who->start == 0)
-        return fl_fail(err, FL_INVALID, "a node joins without an id or a start; HELLO carries both");
+        return fl_fail(err, FL_INVALID,
+                       "a node joins without an id or a start; HELLO carries both");
     if (m->name[0] == '\0' || strlen(m->name) > 63 || strlen(m->address) > 63)
-        return fl_fail(err, FL_INVALID, "node name \"%.80s\" must have 1 to 63 bytes, address "
-                                        "\"%.80s\" at most 63", m->name, m->address);
+        return fl_fail(err, FL_INVALID,
+                       "node name \"%.80s\" must have 1 to 63 bytes, address "
+                       "\"%.80s\" at most 63",
+                       m->name, m->address);
     if (!inventory_ok(m->inventory, err))
         return FL_INVALID;
     if (h->state == HEAD_ENDING)
@@ -59,8 +63,8 @@ static enum fl_status may_join(struct head *h, const struct fl_node_ref *who,
                        m->name, name->rec->address, m->address);
     if (!same || same->rec->fate != FL__NODE_FATE__NODE_IN)
         return FL_OK;
-    bool moved = strcmp(same->rec->boot_id, m->boot_id) != 0 &&
-                 strcmp(same->rec->address, m->address) != 0;
+    bool moved =
+        strcmp(same->rec->boot_id, m->boot_id) != 0 && strcmp(same->rec->address, m->address) != 0;
     if (moved && same->state != NODE_SUSPECT)
         return fl_fail(err, FL_EXISTS,
                        "the node at %s has the id of the live node at %s: a copied disk; remove "
@@ -72,12 +76,14 @@ static enum fl_status may_join(struct head *h, const struct fl_node_ref *who,
                        "is asked again when that one is given up",
                        m->address, same->rec->address);
     if (who->start < same->rec->who->start)
-        return fl_fail(err, FL_STALE, "start %" PRIu64 " of node %s, but start %" PRIu64
-                       " has joined already", who->start, m->name, same->rec->who->start);
+        return fl_fail(err, FL_STALE,
+                       "start %" PRIu64 " of node %s, but start %" PRIu64 " has joined already",
+                       who->start, m->name, same->rec->who->start);
     return FL_OK;
 }
 
-/* ---- what it has, against the journal --------------------------------------------------------- */
+/* ---- what it has, against the journal ---------------------------------------------------------
+ */
 
 struct tally { /* what the reply will list, and what the journal must forget */
     struct head *head;
@@ -144,8 +150,8 @@ static void settle_lease(struct tally *t, struct lease *mine, const Fl__Lease *t
 {
     struct fl_lease a, b;
     bool runs = theirs && runs_on(t->join, theirs->id);
-    bool older = t->head->foreign_to && (mine ? mine->rec->by->head < t->head->foreign_from
-                                              : foreign(t->head, theirs));
+    bool older = t->head->foreign_to &&
+                 (mine ? mine->rec->by->head < t->head->foreign_from : foreign(t->head, theirs));
 
     if (mine)
         view(mine->rec, &a);
@@ -194,7 +200,7 @@ static void settle_leases(struct tally *t)
             mine = NULL; /* another head gave that number as well */
         settle_lease(t, mine, theirs);
     }
-    HASH_ITER(hh, t->head->leases, l, tmp)
+    HASH_ITER (hh, t->head->leases, l, tmp)
         if (same_bytes(&l->rec->at->id, &t->node->rec->who->id) && !held(t->join, l))
             settle_lease(t, l, NULL);
 }
@@ -288,8 +294,10 @@ static void settle_absent(struct tally *t, struct seat *s)
     }
     if (!t->head->foreign_to || s->rec->state != FL__SEAT_STATE__SEAT_LIVE)
         return;
-    snprintf(why, sizeof(why), "%s %u on %s has ended, and how is not known: this head's journal "
-             "is older than the cluster", s->rec->role, s->rec->rank, t->node->rec->name);
+    snprintf(why, sizeof(why),
+             "%s %u on %s has ended, and how is not known: this head's journal "
+             "is older than the cluster",
+             s->rec->role, s->rec->rank, t->node->rec->name);
     x.cause = EXIT_KEEPER_LOST;
     x.why = why;
     seat_gone(s, s->rec->who->attempt, &x, NULL);
@@ -301,7 +309,7 @@ static void settle_workers(struct tally *t)
 
     for (size_t i = 0; i < t->join->n_workers; i++)
         settle_worker(t, t->join->workers[i]);
-    HASH_ITER(hh, t->head->seats, s, tmp)
+    HASH_ITER (hh, t->head->seats, s, tmp)
         if (s->rec->at && same_bytes(&s->rec->at->id, &t->node->rec->who->id) &&
             (s->rec->state == FL__SEAT_STATE__SEAT_LIVE || s->rec->ending) && !listed(t->join, s))
             settle_absent(t, s);
@@ -346,7 +354,8 @@ static void tally_fini(struct tally *t)
     free(t->freed);
 }
 
-/* ---- the join itself -------------------------------------------------------------------------- */
+/* ---- the join itself --------------------------------------------------------------------------
+ */
 
 struct joining { /* from the record to its being on disk */
     Fl__JoinRequest *join;
@@ -378,7 +387,8 @@ static void joined(struct after *a, enum fl_status st, const struct fl_err *err)
             call_fail(a->req, &e); /* it joins again, and the same is found again */
         } else {
             if (t.shown)
-                fl_warn("unknown work is shown and left alone node=%s pieces=%u", n->rec->name, t.shown);
+                fl_warn("unknown work is shown and left alone node=%s pieces=%u", n->rec->name,
+                        t.shown);
             answer(&t, a->req, false);
             n->beat_ns = fl_loop_now_ns(h->loop);
             node_event(n, NODE_EV_JOINED);
@@ -391,7 +401,8 @@ static void joined(struct after *a, enum fl_status st, const struct fl_err *err)
     head_kick(h);
 }
 
-static void tell_fenced(struct head *h, struct node *n, const Fl__JoinRequest *m, struct call_req *req)
+static void tell_fenced(struct head *h, struct node *n, const Fl__JoinRequest *m,
+                        struct call_req *req)
 {
     struct tally t;
 
@@ -451,7 +462,8 @@ void join_serve(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m
     uplink_join(u, n);
 }
 
-/* ---- and later changes ------------------------------------------------------------------------ */
+/* ---- and later changes ------------------------------------------------------------------------
+ */
 
 static void acknowledged(struct after *a, enum fl_status st, const struct fl_err *err)
 {
@@ -476,7 +488,8 @@ static void unknown_changed(struct node *n, const Fl__WorkerState *w)
     Fl__LeaseIds ids = FL__LEASE_IDS__INIT;
     struct fl_err err;
 
-    LL_FOREACH_SAFE(n->workers, u, next) {
+    LL_FOREACH_SAFE(n->workers, u, next)
+    {
         if (!same_bytes(&u->state->who->worker, &w->who->worker))
             continue;
         LL_DELETE(n->workers, u);
@@ -488,12 +501,13 @@ static void unknown_changed(struct node *n, const Fl__WorkerState *w)
         }
         free(u);
     }
-    LL_FOREACH_SAFE(n->leases, l, lnext) {
+    LL_FOREACH_SAFE(n->leases, l, lnext)
+    {
         bool mine = false, used = false;
 
         for (size_t i = 0; i < w->n_leases; i++)
             mine |= w->leases[i] == l->lease->id;
-        LL_FOREACH(n->workers, u)
+        LL_FOREACH (n->workers, u)
             for (size_t i = 0; i < u->state->n_leases; i++)
                 used |= u->state->leases[i] == l->lease->id;
         ids.ids = &l->lease->id;

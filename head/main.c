@@ -61,11 +61,13 @@ struct program {
     bool over;   /* the cluster was shut down, not only this process */
 };
 
-/* ---- the token -------------------------------------------------------------------------------- */
+/* ---- the token --------------------------------------------------------------------------------
+ */
 
 static bool loopback(const char *address)
 {
-    return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 || strcmp(address, "[::1]") == 0;
+    return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
+           strcmp(address, "[::1]") == 0;
 }
 
 static enum fl_status make_token(struct program *p, struct fl_err *err)
@@ -95,7 +97,9 @@ static enum fl_status find_token(struct program *p, struct fl_err *err)
     }
     p->beyond = !loopback(p->args.node_ip) || !loopback(p->args.dashboard_host);
     if (stat(p->token_path, &sb) < 0)
-        return !p->beyond ? FL_OK : errno == ENOENT ? make_token(p, err) : fl_fail_errno(err, "token %s", p->token_path);
+        return !p->beyond        ? FL_OK
+               : errno == ENOENT ? make_token(p, err)
+                                 : fl_fail_errno(err, "token %s", p->token_path);
     if (sb.st_mode & 077)
         return fl_fail(err, FL_DENIED, "token %s can be read by others (mode %o); chmod 600 it",
                        p->token_path, sb.st_mode & 0777);
@@ -104,25 +108,32 @@ static enum fl_status find_token(struct program *p, struct fl_err *err)
     (void)FL_COPY(p->token, text);
     free(text);
     if (strlen(p->token) < 32)
-        return fl_fail(err, FL_INVALID, "token %s has %zu characters, at least 32 are wanted; remove it to have one made",
-                       p->token_path, strlen(p->token));
+        return fl_fail(
+            err, FL_INVALID,
+            "token %s has %zu characters, at least 32 are wanted; remove it to have one made",
+            p->token_path, strlen(p->token));
     return FL_OK;
 }
 
-/* ---- serving ---------------------------------------------------------------------------------- */
+/* ---- serving ----------------------------------------------------------------------------------
+ */
 
 static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
 {
     char target[128];
     struct wire_hello me = head_hello(p->head);
-    /* A head that only this host reaches asks its daemons for nothing, whether a token is there or not. */
+    /* A head that only this host reaches asks its daemons for nothing, whether a token is there or
+     * not. */
     bool closed = !loopback(p->args.node_ip);
-    struct stream_to at = { .target = target, .key_of = closed ? head_key_of : NULL, .admit = head_admit };
+    struct stream_to at = { .target = target,
+                            .key_of = closed ? head_key_of : NULL,
+                            .admit = head_admit };
 
-    snprintf(target, sizeof(target), strchr(p->args.node_ip, ':') ? "[%s]:%d" : "%s:%d", p->args.node_ip,
-             (int)p->args.port);
+    snprintf(target, sizeof(target), strchr(p->args.node_ip, ':') ? "[%s]:%d" : "%s:%d",
+             p->args.node_ip, (int)p->args.port);
     if (stream_listen(p->loop, &stream_rpc, &at, &me, head_accept, p->head, &p->rpc, err) != FL_OK)
-        return fl_wrap(err, err->status, "daemons cannot be served on --node-ip-address=%s --port=%d",
+        return fl_wrap(err, err->status,
+                       "daemons cannot be served on --node-ip-address=%s --port=%d",
                        p->args.node_ip, (int)p->args.port);
     (void)FL_COPY(p->rpc_at, stream_server_at(p->rpc));
     return FL_OK;
@@ -130,17 +141,23 @@ static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
 
 static enum fl_status listen_http(struct program *p, struct fl_err *err)
 {
-    bool any = strcmp(p->args.dashboard_host, "0.0.0.0") == 0 || strcmp(p->args.dashboard_host, "::") == 0;
+    bool any =
+        strcmp(p->args.dashboard_host, "0.0.0.0") == 0 || strcmp(p->args.dashboard_host, "::") == 0;
     const char *shown = any ? p->args.node_ip : p->args.dashboard_host;
     const char *hosts[] = { p->args.node_ip, NULL };
-    struct http_config c = { .host = p->args.dashboard_host, .port = (uint16_t)p->args.dashboard_port,
-                             .routes = head_routes(), .arg = p->head, .hosts = hosts, .allowed = head_allows };
+    struct http_config c = { .host = p->args.dashboard_host,
+                             .port = (uint16_t)p->args.dashboard_port,
+                             .routes = head_routes(),
+                             .arg = p->head,
+                             .hosts = hosts,
+                             .allowed = head_allows };
 
     if (http_server_create(p->loop, &c, &p->http, err) != FL_OK)
-        return fl_wrap(err, err->status, "HTTP cannot be served on --dashboard-host=%s --dashboard-port=%d",
+        return fl_wrap(err, err->status,
+                       "HTTP cannot be served on --dashboard-host=%s --dashboard-port=%d",
                        p->args.dashboard_host, (int)p->args.dashboard_port);
-    snprintf(p->http_at, sizeof(p->http_at), strchr(shown, ':') ? "http://[%s]:%u" : "http://%s:%u", shown,
-             http_server_port(p->http));
+    snprintf(p->http_at, sizeof(p->http_at), strchr(shown, ':') ? "http://[%s]:%u" : "http://%s:%u",
+             shown, http_server_port(p->http));
     return FL_OK;
 }
 
@@ -181,7 +198,8 @@ static void on_signal(void *arg, int signal, int from_pid)
     fl_post(p->loop, &p->close);
 }
 
-/* ---- telling ---------------------------------------------------------------------------------- */
+/* ---- telling ----------------------------------------------------------------------------------
+ */
 
 static char *describe(struct program *p)
 {
@@ -192,9 +210,10 @@ static char *describe(struct program *p)
     fl_hex(cluster, term->cluster, sizeof(term->cluster));
     (void)fl_pid_start_time(getpid(), &start, NULL);
     json_t *o = json_pack("{s:s,s:I,s:i,s:I,s:s,s:s,s:s,s:b,s:s,s:s}", "cluster", cluster, "term",
-                          (json_int_t)term->head, "pid", (int)getpid(), "start_time", (json_int_t)start, "address",
-                          p->rpc_at, "http", p->http_at, "node_ip", p->args.node_ip, "private", (int)p->args.private,
-                          "state_dir", p->state_dir, "token_path", p->token[0] ? p->token_path : "");
+                          (json_int_t)term->head, "pid", (int)getpid(), "start_time",
+                          (json_int_t)start, "address", p->rpc_at, "http", p->http_at, "node_ip",
+                          p->args.node_ip, "private", (int)p->args.private, "state_dir",
+                          p->state_dir, "token_path", p->token[0] ? p->token_path : "");
     char *text = json_dumps(o, JSON_COMPACT);
 
     json_decref(o);
@@ -208,7 +227,8 @@ static void say_ready(const struct program *p, const char *line)
     if (p->args.ready_fd < 0)
         return;
     fl_str_add(&out, "%s\n", line);
-    (void)!write((int)p->args.ready_fd, fl_str_text(&out), out.len); /* nobody waits any more: fine */
+    (void)!write((int)p->args.ready_fd, fl_str_text(&out),
+                 out.len); /* nobody waits any more: fine */
     close((int)p->args.ready_fd);
     fl_str_fini(&out);
 }
@@ -258,7 +278,8 @@ static void remove_private(const struct program *p)
     struct fl_err err;
 
     for (size_t i = 0; i < FL_LEN(ours); i++)
-        if (fl_path(path, &err, "%s/%s", p->state_dir, ours[i]) != FL_OK || fl_tree_remove(path, &err) != FL_OK)
+        if (fl_path(path, &err, "%s/%s", p->state_dir, ours[i]) != FL_OK ||
+            fl_tree_remove(path, &err) != FL_OK)
             fl_warn("private state is left behind why=\"%s\"", err.text);
     (void)rmdir(p->state_dir); /* the daemon may still have its own in it */
 }
@@ -266,9 +287,13 @@ static void remove_private(const struct program *p)
 static enum fl_status start(struct program *p, struct fl_err *err)
 {
     static const int signals[] = { SIGTERM, SIGINT };
-    struct head_config cfg = { .state_dir = p->state_dir, .node_ip = p->args.node_ip,
-                               .silent_ms = (uint32_t)p->args.silent_ms, .until_idle = p->args.until_idle,
-                               .token = p->token, .ended = on_ended, .arg = p };
+    struct head_config cfg = { .state_dir = p->state_dir,
+                               .node_ip = p->args.node_ip,
+                               .silent_ms = (uint32_t)p->args.silent_ms,
+                               .until_idle = p->args.until_idle,
+                               .token = p->token,
+                               .ended = on_ended,
+                               .arg = p };
 
     cfg.beat_ms = p->args.silent_ms < 5000 ? (uint32_t)(p->args.silent_ms / 5) : 1000;
     FL_TRY(fl_state_dir(p->args.state_dir, p->state_dir, err));
@@ -286,9 +311,12 @@ static enum fl_status start(struct program *p, struct fl_err *err)
 int main(int argc, char **argv)
 {
     struct program p = { .args.ready_fd = -1, .close.run = on_close };
-    struct fl_opts o = { .program = "furlong-head", .usage = "[OPTION...]",
-                         .about = "The head of a cluster: membership, placement, jobs. Runs no user code.",
-                         .tables = { { NULL, opts, &p.args } } };
+    struct fl_opts o = {
+        .program = "furlong-head",
+        .usage = "[OPTION...]",
+        .about = "The head of a cluster: membership, placement, jobs. Runs no user code.",
+        .tables = { { NULL, opts, &p.args } }
+    };
     struct fl_err err = { 0 };
     int rc = fl_opts_main(&o, argc, argv);
 

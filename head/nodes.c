@@ -3,8 +3,10 @@
 #include "common/base/log.h"
 #include "head/state.h"
 
-static const char *const state_names[NODE_STATES] = { "JOINING", "READY", "SUSPECT", "LOST", "LEFT" };
-static const char *const event_names[] = { "join", "joined", "beat", "cut", "silent", "expired", "left" };
+static const char *const state_names[NODE_STATES] = { "JOINING", "READY", "SUSPECT", "LOST",
+                                                      "LEFT" };
+static const char *const event_names[] = { "join",   "joined",  "beat", "cut",
+                                           "silent", "expired", "left" };
 
 const char *node_state_name(enum node_state s)
 {
@@ -63,7 +65,10 @@ bool node_event(struct node *n, enum node_event ev)
         if (e->from != n->state || e->on != ev)
             continue;
         if (e->to == NODE_READY || e->to == NODE_LOST || e->to == NODE_GONE)
-            fl_info("node %s node=%s address=%s was=%s on=%s", e->to == NODE_READY ? "ready" : e->to == NODE_LOST ? "lost" : "left",
+            fl_info("node %s node=%s address=%s was=%s on=%s",
+                    e->to == NODE_READY  ? "ready"
+                    : e->to == NODE_LOST ? "lost"
+                                         : "left",
                     n->rec->name, n->rec->address, state_names[e->from], event_names[ev]);
         n->state = e->to;
         if (e->act)
@@ -78,7 +83,7 @@ void nodes_await(struct head *h)
 {
     struct node *n, *tmp;
 
-    HASH_ITER(hh, h->nodes, n, tmp) {
+    HASH_ITER (hh, h->nodes, n, tmp) {
         n->reported = false;
         n->beat_ns = fl_loop_now_ns(h->loop);
         n->state = n->rec->fate == FL__NODE_FATE__NODE_IN     ? NODE_SUSPECT
@@ -91,7 +96,7 @@ bool nodes_all_in(struct head *h)
 {
     struct node *n, *tmp;
 
-    HASH_ITER(hh, h->nodes, n, tmp)
+    HASH_ITER (hh, h->nodes, n, tmp)
         if (n->rec->fate == FL__NODE_FATE__NODE_IN && !n->reported)
             return false;
     return true;
@@ -136,7 +141,7 @@ void nodes_sweep(struct head *h, uint64_t now_ns)
     uint64_t absent = own_absence(h, now_ns);
     struct node *n, *tmp;
 
-    HASH_ITER(hh, h->nodes, n, tmp) {
+    HASH_ITER (hh, h->nodes, n, tmp) {
         if (n->rec->fate != FL__NODE_FATE__NODE_IN)
             continue;
         n->beat_ns += absent;

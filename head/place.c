@@ -4,8 +4,8 @@
 #include "common/base/log.h"
 #include "head/state.h"
 
-/* One placement on its way through prepare and commit. It may die at any time: what counts is in the
- * journal, and groups_settle() goes on from there. */
+/* One placement on its way through prepare and commit. It may die at any time: what counts is in
+ * the journal, and groups_settle() goes on from there. */
 struct placing_node {
     struct placing *owner;
     struct fl_node_id id;
@@ -27,7 +27,8 @@ struct placing {
 
 enum { PORTS_EACH = 4, PORTS_MAX = 64 };
 
-/* ---- helpers ---------------------------------------------------------------------------------- */
+/* ---- helpers ----------------------------------------------------------------------------------
+ */
 
 void placing_free(struct group *g)
 {
@@ -72,7 +73,8 @@ static struct placing_node *node_part(struct placing *p, const struct fl_node_id
         if (FL_SAME(p->nodes[i].id, *id))
             return &p->nodes[i];
     p->nodes = must(realloc(p->nodes, (p->n_nodes + 1) * sizeof(*p->nodes)));
-    p->nodes[p->n_nodes] = (struct placing_node){ .owner = p, .id = *id, .party = (unsigned)p->n_nodes };
+    p->nodes[p->n_nodes] =
+        (struct placing_node){ .owner = p, .id = *id, .party = (unsigned)p->n_nodes };
     return &p->nodes[p->n_nodes++];
 }
 
@@ -83,7 +85,8 @@ static void retry_later(struct group *g)
     head_wake_at(g->job->head, g->retry_ns);
 }
 
-/* ---- the layout, in words --------------------------------------------------------------------- */
+/* ---- the layout, in words ---------------------------------------------------------------------
+ */
 
 static Fl__LayoutRank *add_rank(Fl__Layout *y, const char *role, uint32_t rank)
 {
@@ -161,7 +164,8 @@ static void place_rank(struct head *h, const Fl__GroupRec *g, Fl__LayoutRank *r)
         free(r->devices[i]);
     r->n_devices = 0;
     for (size_t i = 0; i < r->n_bundles; i++) {
-        struct lease *l = r->bundles[i] < g->n_bundles ? lease_of(h, g->bundles[r->bundles[i]]->lease) : NULL;
+        struct lease *l =
+            r->bundles[i] < g->n_bundles ? lease_of(h, g->bundles[r->bundles[i]]->lease) : NULL;
         struct node *n = l ? node_of(h, &l->rec->at->id) : NULL;
 
         if (!n)
@@ -170,7 +174,8 @@ static void place_rank(struct head *h, const Fl__GroupRec *g, Fl__LayoutRank *r)
             set_text(&r->node, n->rec->name);
             set_text(&r->address, n->rec->address);
         }
-        r->devices = must(realloc(r->devices, (r->n_devices + l->rec->n_devices + 1) * sizeof(char *)));
+        r->devices =
+            must(realloc(r->devices, (r->n_devices + l->rec->n_devices + 1) * sizeof(char *)));
         for (size_t k = 0; k < l->rec->n_devices; k++)
             if (l->rec->devices[k] < n->rec->inventory->n_devices)
                 r->devices[r->n_devices++] =
@@ -214,13 +219,14 @@ static void layout_print(Fl__Layout *y)
         fl_str_add(&out, "\n");
     }
     for (size_t i = 0; i < y->n_derived; i++)
-        fl_str_add(&out, "derived: --%s %s (%s)\n", y->derived[i]->flag, y->derived[i]->value,
+        fl_str_add(&out, "derived: %s %s (%s)\n", y->derived[i]->flag, y->derived[i]->value,
                    y->derived[i]->why);
     set_text(&y->text, fl_str_text(&out));
     fl_str_fini(&out);
 }
 
-/* ---- solving ---------------------------------------------------------------------------------- */
+/* ---- solving ----------------------------------------------------------------------------------
+ */
 
 static void bundles_to_ask(Fl__DecisionRec *d, const Fl__GroupRec *g)
 {
@@ -310,7 +316,8 @@ static enum fl_status write_leases(struct placing *p, const Fl__DecisionRec *d,
     return FL_OK;
 }
 
-/* ---- two phases ------------------------------------------------------------------------------- */
+/* ---- two phases -------------------------------------------------------------------------------
+ */
 
 /* What was prepared is taken back by groups_settle(), which finds the group PREPARING and alone. */
 static void give_up(struct placing *p, const struct fl_err *why)
@@ -329,7 +336,8 @@ static void part_in(struct placing_node *part, enum fl_status st, const struct f
     fl_muster_in(part->owner->muster, part->party, st, err);
 }
 
-static void ports_in(struct placing *p, const struct placing_node *part, const struct wire_msg *reply)
+static void ports_in(struct placing *p, const struct placing_node *part,
+                     const struct wire_msg *reply)
 {
     struct node *n = node_find(p->head, &part->id);
     Fl__LeasePrepared *m = fl__lease_prepared__unpack(NULL, reply->head.body_bytes, reply->body);
@@ -393,9 +401,10 @@ static enum fl_status send_prepare(struct placing *p, struct placing_node *part,
     m.has_free_ports = m.has_ports_from = true;
     m.free_ports = ports_for(p, n);
     m.ports_from = LAYOUT_FIRST_PORT;
-    enum fl_status st = m.n_leases == part->n_leases
-                            ? node_send(n, FL_LEASE_PREPARE, &m, HEAD_PLACE_MS, t, err)
-                            : fl_fail(err, FL_UNREACHABLE, "node %s was fenced meanwhile", n->rec->name);
+    enum fl_status st =
+        m.n_leases == part->n_leases
+            ? node_send(n, FL_LEASE_PREPARE, &m, HEAD_PLACE_MS, t, err)
+            : fl_fail(err, FL_UNREACHABLE, "node %s was fenced meanwhile", n->rec->name);
     free(m.leases);
     return st;
 }
@@ -405,7 +414,8 @@ static void send_phase(struct placing *p)
     for (size_t i = 0; i < p->n_nodes; i++) {
         struct placing_node *part = &p->nodes[i];
         struct node *n = node_find(p->head, &part->id);
-        struct send t = { .done = call_in, .n = p->serial << 16 | (p->committing ? 0x8000 : 0) | i };
+        struct send t = { .done = call_in,
+                          .n = p->serial << 16 | (p->committing ? 0x8000 : 0) | i };
         Fl__LeaseIds ids = FL__LEASE_IDS__INIT;
         struct fl_err err;
         enum fl_status st;
@@ -415,16 +425,16 @@ static void send_phase(struct placing *p)
         fl_muster_at(p->muster, part->party, p->committing ? "commit" : "prepare");
         ids.ids = part->leases;
         ids.n_ids = part->n_leases;
-        st = !n               ? fl_fail(&err, FL_UNREACHABLE, "the node is not there any more")
-             : p->committing  ? node_send(n, FL_LEASE_COMMIT, &ids, HEAD_PLACE_MS, &t, &err)
-                              : send_prepare(p, part, n, &t, &err);
+        st = !n              ? fl_fail(&err, FL_UNREACHABLE, "the node is not there any more")
+             : p->committing ? node_send(n, FL_LEASE_COMMIT, &ids, HEAD_PLACE_MS, &t, &err)
+                             : send_prepare(p, part, n, &t, &err);
         if (st != FL_OK)
             part_in(part, st, &err);
     }
 }
 
-static enum fl_status gather(struct placing *p, void (*over)(void *arg, enum fl_status st,
-                                                             const struct fl_err *e),
+static enum fl_status gather(struct placing *p,
+                             void (*over)(void *arg, enum fl_status st, const struct fl_err *e),
                              struct fl_err *err)
 {
     struct fl_muster *old = p->muster;
@@ -505,7 +515,8 @@ static void promised(struct after *a, enum fl_status st, const struct fl_err *er
     free(a);
 }
 
-/* ---- from a decision to a placing ------------------------------------------------------------- */
+/* ---- from a decision to a placing -------------------------------------------------------------
+ */
 
 static enum fl_status begin(struct group *g, const Fl__DecisionRec *d, const struct snapshot *s,
                             const struct placement_plan *plan, struct fl_err *err)
@@ -570,12 +581,13 @@ static void refuse(struct group *g, const struct fl_err *err)
         retry_later(g);
 }
 
-/* A node that is silent just now may come back with what is missing: nothing is final before that. */
+/* A node that is silent just now may come back with what is missing: nothing is final before that.
+ */
 static bool node_away(struct head *h)
 {
     struct node *n, *tmp;
 
-    HASH_ITER(hh, h->nodes, n, tmp)
+    HASH_ITER (hh, h->nodes, n, tmp)
         if (n->rec->fate == FL__NODE_FATE__NODE_IN && n->state != NODE_READY)
             return true;
     return false;

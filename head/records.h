@@ -1,6 +1,7 @@
 /* head/records.h - the kinds of the journal's records: append only, never reused */
 #pragma once
 
+/* clang-format off */
 enum rec_kind {                /* message of common/proto/journal.proto */
     REC_HEAD = 1,              /* HeadRec                               */
     REC_NODE = 2,              /* NodeRec                               */
@@ -13,3 +14,4 @@ enum rec_kind {                /* message of common/proto/journal.proto */
     REC_DECISION = 9,          /* DecisionRec                           */
     REC_GONE = 10,             /* GoneRec                               */
 };
+/* clang-format on */

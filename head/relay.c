@@ -3,8 +3,8 @@
 #include "common/base/log.h"
 #include "head/state.h"
 
-/* What a worker asks of the head, relayed by its daemon. The same question asked again gets the same
- * answer: a driver that starts again finds its placement, its roles and its members. */
+/* What a worker asks of the head, relayed by its daemon. The same question asked again gets the
+ * same answer: a driver that starts again finds its placement, its roles and its members. */
 struct question {
     struct head *head;
     struct job *job;
@@ -32,7 +32,8 @@ static void answer_when_durable(struct after *a, enum fl_status st, const struct
     free(a);
 }
 
-/* ---- members ---------------------------------------------------------------------------------- */
+/* ---- members ----------------------------------------------------------------------------------
+ */
 
 static bool listed(const struct seat *s, const struct job *j, const ProtobufCBinaryData *group,
                    const char *role)
@@ -59,7 +60,7 @@ static void reply_members(struct head *h, struct call_req *req, struct job *j,
     struct seat *s, *tmp;
 
     m.members = must(calloc(n + 1, sizeof(*m.members)));
-    HASH_ITER(hh, h->seats, s, tmp) {
+    HASH_ITER (hh, h->seats, s, tmp) {
         if (!listed(s, j, group, role))
             continue;
         members_fill(h, s, &all[m.n_members], &refs[m.n_members]);
@@ -73,7 +74,11 @@ static void reply_members(struct head *h, struct call_req *req, struct job *j,
     free(all);
 }
 
-struct wanted_members { ProtobufCBinaryData group; uint8_t id[18]; char role[64]; };
+struct wanted_members {
+    ProtobufCBinaryData group;
+    uint8_t id[18];
+    char role[64];
+};
 
 static void members_when_durable(struct after *a, enum fl_status st, const struct fl_err *err)
 {
@@ -119,15 +124,15 @@ static void serve_find(struct question *q)
 
     if (!m)
         return;
-    HASH_ITER(hh, q->head->seats, s, tmp)
+    HASH_ITER (hh, q->head->seats, s, tmp)
         if (s->job == q->job && s->rec->rank == m->rank && strcmp(s->rec->role, m->role) == 0)
             found = s; /* the youngest group's */
     if (found) {
         members_fill(q->head, found, &w, &ref);
         reply_msg(q->req, &w);
     } else {
-        reply_refuse(q->req, FL_NOT_FOUND, "job %s has no %s %u", q->job->rec->submission_id, m->role,
-                     m->rank);
+        reply_refuse(q->req, FL_NOT_FOUND, "job %s has no %s %u", q->job->rec->submission_id,
+                     m->role, m->rank);
     }
     free_msg(m);
 }
@@ -148,7 +153,8 @@ static void serve_step(struct question *q)
     free_msg(m);
 }
 
-/* ---- placement groups ------------------------------------------------------------------------- */
+/* ---- placement groups -------------------------------------------------------------------------
+ */
 
 static bool same_flags(const Fl__GroupRec *g, const Fl__Place *m)
 {
@@ -169,14 +175,15 @@ static struct group *group_asked(struct question *q, const Fl__Place *m, struct 
     struct group *g, *tmp;
     unsigned held = 0;
 
-    HASH_ITER(hh, q->head->groups, g, tmp) {
+    HASH_ITER (hh, q->head->groups, g, tmp) {
         held += g->job == q->job;
         if (g->job == q->job && !g->rec->driver && same_flags(g->rec, m) &&
             g->rec->state != FL__GROUP_STATE__GROUP_ENDING)
             return g;
     }
     if (held >= HEAD_GROUPS_A_JOB) {
-        fl_fail(err, FL_EXHAUSTED, "job %s holds %u placement groups, which is the most that one may",
+        fl_fail(err, FL_EXHAUSTED,
+                "job %s holds %u placement groups, which is the most that one may",
                 q->job->rec->submission_id, held);
         return NULL;
     }
@@ -204,7 +211,8 @@ static void serve_place(struct question *q)
     struct group *g = journal_accepts(h->journal, &err) == FL_OK ? group_asked(q, m, &err) : NULL;
     if (!g) {
         call_fail(q->req, &err);
-    } else if (g->rec->state == FL__GROUP_STATE__GROUP_PLACED && !g->placing && !bundle_lost(g->rec)) {
+    } else if (g->rec->state == FL__GROUP_STATE__GROUP_PLACED && !g->placing &&
+               !bundle_lost(g->rec)) {
         reply_msg(q->req, g->rec->layout);
     } else {
         struct ask *a = must(calloc(1, sizeof(*a)));
@@ -250,7 +258,8 @@ static void serve_group_end(struct question *q)
     free_msg(m);
 }
 
-/* ---- roles ------------------------------------------------------------------------------------ */
+/* ---- roles ------------------------------------------------------------------------------------
+ */
 
 static uint32_t ranks_of(const struct group *g, const char *role)
 {
@@ -266,7 +275,7 @@ static enum fl_status role_again(struct head *h, struct group *g, const char *ro
 {
     struct seat *s, *tmp;
 
-    HASH_ITER(hh, h->seats, s, tmp)
+    HASH_ITER (hh, h->seats, s, tmp)
         if (listed(s, g->job, &g->rec->id, role) &&
             (!ended_only || s->rec->state == FL__SEAT_STATE__SEAT_CLOSED))
             FL_TRY(seat_again(s, false, err));
@@ -327,7 +336,8 @@ static void serve_role(struct question *q, bool again)
     struct fl_err err;
 
     if (g && !r) {
-        reply_refuse(q->req, FL_NOT_FOUND, "role %s was not launched in this placement group", m->role);
+        reply_refuse(q->req, FL_NOT_FOUND, "role %s was not launched in this placement group",
+                     m->role);
     } else if (r && again && r->rec->ended) {
         reply_refuse(q->req, FL_INVALID, "role %s has ended; launch it again", m->role);
     } else if (r && again) {
@@ -360,17 +370,22 @@ static void serve_role_restart(struct question *q)
     serve_role(q, true);
 }
 
-/* ---- who may ask what ------------------------------------------------------------------------- */
+/* ---- who may ask what -------------------------------------------------------------------------
+ */
 
 static const struct {
     uint32_t method;
     bool driver_only;
     void (*serve)(struct question *q);
 } questions[] = {
-    { FL_DIR_FIND, false, serve_find },         { FL_MEMBERS_LIST, false, serve_list },
-    { FL_STEP_RECORD, true, serve_step },       { FL_GROUP_PLACE, true, serve_place },
-    { FL_WORKERS_LAUNCH, true, serve_launch },  { FL_ROLE_END, true, serve_role_end },
-    { FL_ROLE_RESTART, true, serve_role_restart }, { FL_GROUP_END, true, serve_group_end },
+    { FL_DIR_FIND, false, serve_find },
+    { FL_MEMBERS_LIST, false, serve_list },
+    { FL_STEP_RECORD, true, serve_step },
+    { FL_GROUP_PLACE, true, serve_place },
+    { FL_WORKERS_LAUNCH, true, serve_launch },
+    { FL_ROLE_END, true, serve_role_end },
+    { FL_ROLE_RESTART, true, serve_role_restart },
+    { FL_GROUP_END, true, serve_group_end },
 };
 
 static bool speaks(struct question *q, const Fl__Relay *m)
@@ -383,9 +398,9 @@ static bool speaks(struct question *q, const Fl__Relay *m)
     }
     if (q->from->rec->state != FL__SEAT_STATE__SEAT_LIVE ||
         q->from->rec->who->attempt != m->from->attempt) {
-        reply_refuse(q->req, FL_STALE, "attempt %u of %s %u speaks, attempt %u is the one that counts",
-                     m->from->attempt, q->from->rec->role, q->from->rec->rank,
-                     q->from->rec->who->attempt);
+        reply_refuse(
+            q->req, FL_STALE, "attempt %u of %s %u speaks, attempt %u is the one that counts",
+            m->from->attempt, q->from->rec->role, q->from->rec->rank, q->from->rec->who->attempt);
         return false;
     }
     return true;

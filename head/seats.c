@@ -39,7 +39,8 @@ struct node *seat_node(const struct seat *s)
     return s->rec->at ? node_of(s->job->head, &s->rec->at->id) : NULL;
 }
 
-/* ---- making and changing ---------------------------------------------------------------------- */
+/* ---- making and changing ----------------------------------------------------------------------
+ */
 
 enum fl_status seat_make(struct head *h, struct job *j, struct group *g, const char *role,
                          uint32_t rank, uint32_t world, const struct fl_worker_id *id,
@@ -139,7 +140,8 @@ void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after
     head_kick(h);
 }
 
-/* ---- ending ----------------------------------------------------------------------------------- */
+/* ---- ending -----------------------------------------------------------------------------------
+ */
 
 bool seat_wants_end(const struct seat *s)
 {
@@ -194,10 +196,10 @@ static void stop(struct seat *s, uint32_t attempt)
     who.attempt = attempt;
     m.who = &who;
     m.cause = EXIT_STOPPED;
-    m.text = job_over(s->job)             ? "its job has ended"
-             : s->job->rec->stop_asked    ? "the job was stopped"
-             : s->rec->ending             ? "it starts again"
-                                          : "its role has ended";
+    m.text = job_over(s->job)          ? "its job has ended"
+             : s->job->rec->stop_asked ? "the job was stopped"
+             : s->rec->ending          ? "it starts again"
+                                       : "its role has ended";
     m.has_term_ms = true;
     m.term_ms = HEAD_STOP_TERM_MS;
     memcpy(t.key, &s->id, sizeof(s->id));
@@ -205,7 +207,8 @@ static void stop(struct seat *s, uint32_t attempt)
         s->calling = true;
 }
 
-/* ---- starting --------------------------------------------------------------------------------- */
+/* ---- starting ---------------------------------------------------------------------------------
+ */
 
 static struct node *node_of_driver(struct head *h, struct job *j)
 {
@@ -219,11 +222,12 @@ static struct node *node_of_driver(struct head *h, struct job *j)
                               : NULL;
         return l && l->acked ? node_of(h, &l->rec->at->id) : NULL;
     }
-    HASH_ITER(hh, h->nodes, n, tmp) { /* on the head's own host if it can be */
+    HASH_ITER (hh, h->nodes, n, tmp) { /* on the head's own host if it can be */
         int rank = 1 + 2 * (strcmp(n->rec->boot_id, h->boot_id) == 0) +
                    (strcmp(n->rec->address, h->node_ip) == 0);
         if (n->state == NODE_READY && n->up &&
-            (rank > best_rank || (rank == best_rank && strcmp(n->rec->name, best->rec->name) < 0))) {
+            (rank > best_rank ||
+             (rank == best_rank && strcmp(n->rec->name, best->rec->name) < 0))) {
             best = n;
             best_rank = rank;
         }
@@ -324,8 +328,10 @@ static void spec_env(struct spec *p, struct seat *s, const struct role *r)
     struct head *h = s->job->head;
     const Fl__JobRec *j = s->job->rec;
     size_t n_role = r ? r->rec->launch->n_env : 0, n = 0;
-    const char *const own[][2] = { { "FURLONG_ADDRESS", h->http }, { "RAY_ADDRESS", h->rpc },
-                                   { "FURLONG_JOB", j->submission_id }, { "PYTHONUNBUFFERED", "1" } };
+    const char *const own[][2] = { { "FURLONG_ADDRESS", h->http },
+                                   { "RAY_ADDRESS", h->rpc },
+                                   { "FURLONG_JOB", j->submission_id },
+                                   { "PYTHONUNBUFFERED", "1" } };
 
     p->env = must(calloc(FL_LEN(own) + j->n_env + n_role, sizeof(*p->env)));
     for (size_t i = 0; i < FL_LEN(own); i++) { /* the user's own come later and win */
@@ -353,7 +359,8 @@ static void spec_add_lease(struct spec *p, struct head *h, uint64_t id)
         return;
     p->leases = must(realloc(p->leases, (p->m.n_leases + 1) * sizeof(*p->leases)));
     p->leases[p->m.n_leases++] = id;
-    p->devices = must(realloc(p->devices, (p->m.n_device_ids + l->rec->n_devices + 1) * sizeof(char *)));
+    p->devices =
+        must(realloc(p->devices, (p->m.n_device_ids + l->rec->n_devices + 1) * sizeof(char *)));
     for (size_t i = 0; i < l->rec->n_devices; i++)
         if (l->rec->devices[i] < n->rec->inventory->n_devices)
             p->devices[p->m.n_device_ids++] = n->rec->inventory->devices[l->rec->devices[i]]->id;
@@ -389,7 +396,8 @@ static void spec_of_member(struct spec *p, struct seat *s, const struct role *r)
     p->m.has_local_rank = p->m.has_local_world = p->m.has_master_port = true;
     p->m.local_rank = rank->local_rank;
     p->m.local_world = rank->local_world;
-    bool engine = rank->has_base_port; /* each engine is a group of its own, from its first port on */
+    bool engine =
+        rank->has_base_port; /* each engine is a group of its own, from its first port on */
     p->m.master_addr = engine ? rank->address : g->rec->layout->master_addr;
     p->m.master_port = engine ? rank->base_port : g->rec->layout->master_port;
     for (size_t i = 0; i < rank->n_bundles; i++)
@@ -434,7 +442,8 @@ static void start(struct seat *s)
     free(p.devices);
 }
 
-/* ---- what is to be done ----------------------------------------------------------------------- */
+/* ---- what is to be done -----------------------------------------------------------------------
+ */
 
 static void member_over(struct head *h, struct seat *s)
 {
@@ -510,11 +519,12 @@ void seats_settle(struct head *h)
     uint64_t now = fl_loop_now_ns(h->loop);
     struct seat *s, *tmp;
 
-    HASH_ITER(hh, h->seats, s, tmp)
+    HASH_ITER (hh, h->seats, s, tmp)
         settle(h, s, now);
 }
 
-/* ---- who is where ----------------------------------------------------------------------------- */
+/* ---- who is where -----------------------------------------------------------------------------
+ */
 
 void members_fill(struct head *h, const struct seat *s, Fl__Where *w, Fl__SeatRef *ref)
 {
@@ -526,7 +536,7 @@ void members_fill(struct head *h, const struct seat *s, Fl__Where *w, Fl__SeatRe
     w->who = ref;
     w->role = s->rec->role;
     w->rank = s->rec->rank;
-    w->state = s->rec->state == FL__SEAT_STATE__SEAT_CLOSED ? MEMBER_ENDED
+    w->state = s->rec->state == FL__SEAT_STATE__SEAT_CLOSED              ? MEMBER_ENDED
                : s->rec->state == FL__SEAT_STATE__SEAT_LIVE && s->joined ? MEMBER_LIVE
                                                                          : MEMBER_STARTING;
     if (s->rec->exit)
@@ -557,8 +567,8 @@ static void pushed(struct after *a, enum fl_status st, const struct fl_err *err)
     free(a);
 }
 
-/* Behind everything that was recorded so far: the driver hears of nothing that is not on disk, and of
- * no member before the answer that names it. */
+/* Behind everything that was recorded so far: the driver hears of nothing that is not on disk, and
+ * of no member before the answer that names it. */
 void members_push(struct head *h)
 {
     if (h->pushing)
@@ -581,7 +591,7 @@ static void push_job(struct head *h, struct job *j, unsigned n_dirty)
     Fl__Where *all = must(calloc(n_dirty, sizeof(*all)));
     Fl__SeatRef *refs = must(calloc(n_dirty, sizeof(*refs)));
     m.members = must(calloc(n_dirty, sizeof(*m.members)));
-    HASH_ITER(hh, h->seats, s, tmp)
+    HASH_ITER (hh, h->seats, s, tmp)
         if (s->job == j && s != driver && s->dirty && m.n_members < n_dirty) {
             members_fill(h, s, &all[m.n_members], &refs[m.n_members]);
             m.members[m.n_members] = &all[m.n_members];
@@ -592,7 +602,7 @@ static void push_job(struct head *h, struct job *j, unsigned n_dirty)
     d.method = FL_EV_MEMBERS;
     d.body = (ProtobufCBinaryData){ b.len, (uint8_t *)(uintptr_t)b.data };
     if (node_tell(seat_node(driver), FL_DELIVER, &d, &err) == FL_OK) {
-        HASH_ITER(hh, h->seats, s, tmp)
+        HASH_ITER (hh, h->seats, s, tmp)
             if (s->job == j)
                 s->dirty = false;
     } else {
@@ -609,12 +619,12 @@ void members_push_now(struct head *h)
     struct job *j, *jtmp;
     struct seat *s, *stmp;
 
-    HASH_ITER(hh, h->jobs, j, jtmp) {
+    HASH_ITER (hh, h->jobs, j, jtmp) {
         unsigned dirty = 0;
 
         if (job_over(j))
             continue;
-        HASH_ITER(hh, h->seats, s, stmp)
+        HASH_ITER (hh, h->seats, s, stmp)
             dirty += s->job == j && s->dirty && !is_driver(s);
         if (dirty)
             push_job(h, j, dirty);

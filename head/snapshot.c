@@ -2,7 +2,8 @@
 
 #include "head/state.h"
 
-/* ---- from the tables to words ----------------------------------------------------------------- */
+/* ---- from the tables to words -----------------------------------------------------------------
+ */
 
 static int64_t used_by(const Fl__Lease *l, const char *name)
 {
@@ -109,7 +110,10 @@ Fl__DecisionRec *decision_take(struct head *h, const struct group *g)
     struct node *n, *ntmp;
     struct lease *l, *ltmp;
     struct unknown_lease *u;
-    struct by_id { UT_hash_handle hh; Fl__SnapNode *snap; } *all, *at, *index = NULL;
+    struct by_id {
+        UT_hash_handle hh;
+        Fl__SnapNode *snap;
+    } * all, *at, *index = NULL;
     size_t count = 0;
 
     *d = (Fl__DecisionRec)FL__DECISION_REC__INIT;
@@ -122,18 +126,18 @@ Fl__DecisionRec *decision_take(struct head *h, const struct group *g)
     d->seq = journal_seq(h->journal);
     d->nodes = room(HASH_COUNT(h->nodes));
     all = must(calloc(HASH_COUNT(h->nodes) + 1u, sizeof(*all)));
-    HASH_ITER(hh, h->nodes, n, ntmp) {
+    HASH_ITER (hh, h->nodes, n, ntmp) {
         if (n->rec->fate != FL__NODE_FATE__NODE_IN)
             continue;
         Fl__SnapNode *s = d->nodes[d->n_nodes++] = node_new(n);
-        LL_FOREACH(n->leases, u)
+        LL_FOREACH (n->leases, u)
             take(s, u->lease);
         at = &all[count++];
         at->snap = s;
         HASH_ADD_KEYPTR(hh, index, s->who->id.data, s->who->id.len, at);
         must(at->hh.tbl);
     }
-    HASH_ITER(hh, h->leases, l, ltmp) {
+    HASH_ITER (hh, h->leases, l, ltmp) {
         HASH_FIND(hh, index, l->rec->at->id.data, l->rec->at->id.len, at);
         if (at)
             take(at->snap, l->rec);
@@ -162,7 +166,8 @@ void decision_ask(Fl__DecisionRec *d, const struct placement_snapshot *snap,
         a->wants = room(b->n_wants);
         a->must = room(b->n_must);
         for (size_t k = 0; k < b->n_wants; k++)
-            a->wants[a->n_wants++] = amount_new(snap->resources[b->wants[k].resource], b->wants[k].e4);
+            a->wants[a->n_wants++] =
+                amount_new(snap->resources[b->wants[k].resource], b->wants[k].e4);
         for (size_t k = 0; k < b->n_must; k++)
             a->must[a->n_must++] = label_new(b->must[k].key, b->must[k].value);
         if (b->affinity != PLACEMENT_ANYWHERE) {
@@ -176,7 +181,8 @@ void decision_ask(Fl__DecisionRec *d, const struct placement_snapshot *snap,
     }
 }
 
-/* ---- from words to what the solver reads ------------------------------------------------------ */
+/* ---- from words to what the solver reads ------------------------------------------------------
+ */
 
 struct snapshot {
     struct placement_snapshot snap;
@@ -230,10 +236,10 @@ static void fill_node(struct snapshot *s, struct placement_node *out, const Fl__
     out->free = amounts_of(s, n->free, n->n_free);
     out->n_amounts = n->n_total;
     for (size_t i = 0; i < n->n_devices; i++)
-        devices[i] = (struct placement_device){ n->devices[i]->id, n->devices[i]->free_e4,
-                                                n->devices[i]->memory_bytes,
-                                                (uint16_t)n->devices[i]->numa,
-                                                (uint16_t)n->devices[i]->island };
+        devices[i] =
+            (struct placement_device){ n->devices[i]->id, n->devices[i]->free_e4,
+                                       n->devices[i]->memory_bytes, (uint16_t)n->devices[i]->numa,
+                                       (uint16_t)n->devices[i]->island };
     out->devices = devices;
     out->n_devices = n->n_devices;
     out->labels = labels_of(n->labels, n->n_labels);
@@ -261,8 +267,10 @@ struct snapshot *snapshot_of(const Fl__DecisionRec *d)
     }
     (void)intern(s, "GPU"); /* always known, so that a node without any says "0 of 0" */
     (void)intern(s, "CPU");
-    s->snap = (struct placement_snapshot){ d->seq, s->resources, nodes, s->n_resources, d->n_nodes };
-    s->req = (struct placement_request){ (enum placement_strategy)d->strategy, bundles, d->n_bundles };
+    s->snap =
+        (struct placement_snapshot){ d->seq, s->resources, nodes, s->n_resources, d->n_nodes };
+    s->req =
+        (struct placement_request){ (enum placement_strategy)d->strategy, bundles, d->n_bundles };
     return s;
 }
 
@@ -298,7 +306,8 @@ const struct placement_request *snapshot_request(const struct snapshot *s)
     return &s->req;
 }
 
-/* ---- explaining ------------------------------------------------------------------------------- */
+/* ---- explaining -------------------------------------------------------------------------------
+ */
 
 static void plan_lines(const struct placement_snapshot *snap, const struct placement_plan *p,
                        struct fl_str *out)

@@ -27,35 +27,43 @@
 #include "worker.pb-c.h"
 
 enum {
-    HEAD_SEND_MS = 10000,        /* for a daemon to answer a call                               */
-    HEAD_HOLD_MS = 30000,        /* a PREPARED lease ends by itself after so long               */
-    HEAD_PLACE_MS = 5000,        /* for all daemons of a placement to prepare, or to commit     */
-    HEAD_RETRY_MS = 1000,        /* what could not be sent is looked at again                   */
-    HEAD_STOP_TERM_MS = 3000,    /* SIGTERM, then SIGKILL: as Ray's                             */
-    HEAD_END_MS = 15000,         /* for jobs to end, and for daemons to leave, at a shutdown    */
-    HEAD_TOLD_MS = 5000,         /* until_idle: how long a follower may be silent before it reads the end */
-    HEAD_DRIVER_BACKOFF_MS = 1000, HEAD_DRIVER_BACKOFF_MAX_MS = 30000,
-    HEAD_JOBS_KEPT = 1024,       /* ended ones; older are forgotten, with their logs            */
+    HEAD_SEND_MS = 10000,     /* for a daemon to answer a call                               */
+    HEAD_HOLD_MS = 30000,     /* a PREPARED lease ends by itself after so long               */
+    HEAD_PLACE_MS = 5000,     /* for all daemons of a placement to prepare, or to commit     */
+    HEAD_RETRY_MS = 1000,     /* what could not be sent is looked at again                   */
+    HEAD_STOP_TERM_MS = 3000, /* SIGTERM, then SIGKILL: as Ray's                             */
+    HEAD_END_MS = 15000,      /* for jobs to end, and for daemons to leave, at a shutdown    */
+    HEAD_TOLD_MS = 5000, /* until_idle: how long a follower may be silent before it reads the end */
+    HEAD_DRIVER_BACKOFF_MS = 1000,
+    HEAD_DRIVER_BACKOFF_MAX_MS = 30000,
+    HEAD_JOBS_KEPT = 1024, /* ended ones; older are forgotten, with their logs            */
     HEAD_JOBS_LIVE = 4096,
     HEAD_DECISIONS_KEPT = 256,
-    HEAD_STEPS_KEPT = 1024, HEAD_STEP_BYTES = 256 << 10,
+    HEAD_STEPS_KEPT = 1024,
+    HEAD_STEP_BYTES = 256 << 10,
     HEAD_GROUPS_A_JOB = 256,
-    HEAD_UNKNOWN_MAX = 4096,     /* leases and workers of others, shown for one node            */
+    HEAD_UNKNOWN_MAX = 4096, /* leases and workers of others, shown for one node            */
 };
 
 /* ---- nodes ---- */
 enum node_state { NODE_JOINING, NODE_READY, NODE_SUSPECT, NODE_LOST, NODE_GONE, NODE_STATES };
 enum node_event {
-    NODE_EV_JOIN,    /* it asks to join                             */
-    NODE_EV_JOINED,  /* written down and reconciled                 */
+    NODE_EV_JOIN,   /* it asks to join                             */
+    NODE_EV_JOINED, /* written down and reconciled                 */
     NODE_EV_BEAT,
     NODE_EV_CUT,     /* its stream ended                            */
     NODE_EV_SILENT,  /* three beats were missed                     */
     NODE_EV_EXPIRED, /* silent_ms without a beat: fenced, once      */
     NODE_EV_LEFT     /* it said goodbye                             */
 };
-struct unknown_lease { struct unknown_lease *next; Fl__Lease *lease; };
-struct unknown_worker { struct unknown_worker *next; Fl__WorkerState *state; };
+struct unknown_lease {
+    struct unknown_lease *next;
+    Fl__Lease *lease;
+};
+struct unknown_worker {
+    struct unknown_worker *next;
+    Fl__WorkerState *state;
+};
 struct node {
     UT_hash_handle hh;
     struct fl_node_id id;
@@ -66,7 +74,7 @@ struct node {
     uint64_t beat_ns;  /* last sign of life, on our clock */
     uint64_t memory_available;
     uint32_t load_e2;
-    bool reported; /* since the start of this head */
+    bool reported;                /* since the start of this head */
     struct unknown_lease *leases; /* its daemon holds them, the journal does not know them */
     struct unknown_worker *workers;
 };
@@ -111,9 +119,14 @@ struct decision {
 };
 
 /* ---- seats ---- */
-enum exit_cause { /* as Exit.cause travels: enum proc_cause of worker/proc, which the head never includes */
-    EXIT_EXITED = 0, EXIT_SIGNALLED = 1, EXIT_STOPPED = 2, EXIT_EXEC_FAILED = 6, EXIT_FENCED = 7,
-    EXIT_KEEPER_LOST = 8
+enum exit_cause { /* as Exit.cause travels: enum proc_cause of worker/proc, which the head never
+                     includes */
+                  EXIT_EXITED = 0,
+                  EXIT_SIGNALLED = 1,
+                  EXIT_STOPPED = 2,
+                  EXIT_EXEC_FAILED = 6,
+                  EXIT_FENCED = 7,
+                  EXIT_KEEPER_LOST = 8
 };
 enum member_state { MEMBER_STARTING, MEMBER_LIVE, MEMBER_ENDED }; /* enum furlong_member_state */
 struct seat {
@@ -140,7 +153,7 @@ struct job {
     struct fl_job_id id;
     Fl__JobRec *rec;
     struct head *head;
-    bool replayed;       /* it is from the journal, not submitted since this start */
+    bool replayed; /* it is from the journal, not submitted since this start */
     bool log_followed, log_told, steps_followed, steps_told, asked_end;
     uint64_t followed_ns, end_ns;
     uint64_t driver_ready_ns;
@@ -149,7 +162,10 @@ struct job {
     struct follower *followers;
 };
 
-struct heard { UT_hash_handle hh; struct fl_node_id id; };
+struct heard {
+    UT_hash_handle hh;
+    struct fl_node_id id;
+};
 
 enum head_state { HEAD_RECOVERING, HEAD_READY, HEAD_ENDING };
 struct head {
@@ -178,7 +194,7 @@ struct head {
     struct uplink *uplinks;
     uint64_t next_job, next_lease;
     uint64_t foreign_from, foreign_to; /* terms of heads whose journal this is not */
-    uint64_t resources; /* counts changes of what is free */
+    uint64_t resources;                /* counts changes of what is free */
 
     struct fl_task settle;
     bool pushing;
@@ -213,9 +229,10 @@ struct after *after_new(struct head *h,
                         void (*then)(struct after *a, enum fl_status st, const struct fl_err *err));
 /* then runs once all that was recorded before is on disk. */
 void head_after(struct after *a);
-void *must(void *p); /* p, or the end of this process: the journal has what matters, a restart reads it */
-void *copy_msg(const void *msg); /* deep; free_msg() */
-void free_msg(void *msg);        /* NULL is fine */
+void *must(
+    void *p); /* p, or the end of this process: the journal has what matters, a restart reads it */
+void *copy_msg(const void *msg);                                /* deep; free_msg() */
+void free_msg(void *msg);                                       /* NULL is fine */
 struct fl_bytes pack_msg(const void *msg, struct fl_str *into); /* in into's memory */
 extern const struct journal_apply head_apply[];
 extern const size_t head_apply_n;
@@ -234,7 +251,7 @@ struct decision *decision_of(struct head *h, const ProtobufCBinaryData *group);
 void tables_free(struct head *h);
 bool job_over(const struct job *j);
 bool same_bytes(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b);
-#define BYTES_OF(id) ((ProtobufCBinaryData){ sizeof(id), (uint8_t *)(uintptr_t)&(id) })
+#define BYTES_OF(id) ((ProtobufCBinaryData){ sizeof(id), (uint8_t *)(uintptr_t) & (id) })
 
 /* ---- head.c ---- */
 void head_kick(struct head *h);                     /* settle at the end of this turn */
@@ -269,7 +286,8 @@ struct send { /* a call to a daemon; one a time in flight for each owner */
     uint8_t key[32];
     uint64_t n;
 };
-/* done comes back exactly once, never from inside; FL_UNREACHABLE, nothing started: not connected. */
+/* done comes back exactly once, never from inside; FL_UNREACHABLE, nothing started: not connected.
+ */
 enum fl_status node_send(struct node *n, uint16_t method, const void *msg, uint32_t budget_ms,
                          const struct send *s, struct fl_err *err);
 enum fl_status node_tell(struct node *n, uint16_t method, const void *msg, struct fl_err *err);
@@ -306,7 +324,7 @@ enum fl_status job_stop(struct head *h, struct job *j, struct after *then, bool 
 void jobs_settle(struct head *h);
 struct seat *job_driver(struct job *j);
 const char *job_status_name(Fl__JobStatus s);
-void jobs_after_older(struct head *h); /* the journal turned out to be older than the cluster */
+void jobs_after_older(struct head *h);  /* the journal turned out to be older than the cluster */
 bool job_given_up(const struct job *j); /* by that */
 void job_forget_old(struct head *h);
 
@@ -329,8 +347,8 @@ enum fl_status seat_make(struct head *h, struct job *j, struct group *g, const c
 void groups_settle(struct head *h);
 void leases_settle(struct head *h);
 void group_asks_answer(struct group *g, enum fl_status st, const struct fl_err *err);
-enum fl_status group_make(struct head *h, struct job *j, const Fl__GroupRec *rec, struct group **out,
-                          struct fl_err *err);
+enum fl_status group_make(struct head *h, struct job *j, const Fl__GroupRec *rec,
+                          struct group **out, struct fl_err *err);
 enum fl_status group_end(struct head *h, struct group *g, struct after *then, struct fl_err *err);
 void place_group(struct group *g);
 void placing_free(struct group *g);
@@ -371,6 +389,6 @@ void joblog_tail(struct job *j, struct fl_str *out, unsigned lines);
 void joblog_close(struct job *j); /* opened again when it is needed */
 void joblog_remove(struct head *h, const char *submission_id);
 
-void followers_wake(struct job *j);  /* something came, or the job ended */
+void followers_wake(struct job *j); /* something came, or the job ended */
 void followers_free(struct job *j);
 bool job_told(const struct job *j, uint64_t now_ns); /* who followed has heard the end */

@@ -3,7 +3,8 @@
 #include "common/base/log.h"
 #include "head/state.h"
 
-/* ---- looking up ------------------------------------------------------------------------------- */
+/* ---- looking up -------------------------------------------------------------------------------
+ */
 
 bool same_bytes(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
 {
@@ -76,7 +77,7 @@ struct role *role_of(const struct group *g, const char *name)
 {
     struct role *r;
 
-    LL_FOREACH(g->roles, r)
+    LL_FOREACH (g->roles, r)
         if (strcmp(r->rec->launch->role, name) == 0)
             return r;
     return NULL;
@@ -86,7 +87,7 @@ struct decision *decision_of(struct head *h, const ProtobufCBinaryData *group)
 {
     struct decision *d, *last = NULL;
 
-    DL_FOREACH(h->decisions, d)
+    DL_FOREACH (h->decisions, d)
         if (same_bytes(&d->rec->group, group))
             last = d;
     return last;
@@ -99,7 +100,8 @@ bool job_over(const struct job *j)
            j->rec->status == FL__JOB_STATUS__JOB_FAILED;
 }
 
-/* ---- taking apart ----------------------------------------------------------------------------- */
+/* ---- taking apart -----------------------------------------------------------------------------
+ */
 
 static void seat_delete(struct head *h, struct seat *s)
 {
@@ -128,10 +130,11 @@ static void group_delete(struct head *h, struct group *g)
     struct seat *s, *tmp;
     struct role *r, *next;
 
-    HASH_ITER(hh, h->seats, s, tmp)
+    HASH_ITER (hh, h->seats, s, tmp)
         if (s->rec->has_group && same_bytes(&s->rec->group, &g->rec->id))
             seat_delete(h, s);
-    LL_FOREACH_SAFE(g->roles, r, next) {
+    LL_FOREACH_SAFE(g->roles, r, next)
+    {
         free_msg(r->rec);
         free(r);
     }
@@ -147,10 +150,10 @@ static void job_delete(struct head *h, struct job *j)
     struct seat *s, *stmp;
     struct group *g, *gtmp;
 
-    HASH_ITER(hh, h->groups, g, gtmp)
+    HASH_ITER (hh, h->groups, g, gtmp)
         if (g->job == j)
             group_delete(h, g);
-    HASH_ITER(hh, h->seats, s, stmp)
+    HASH_ITER (hh, h->seats, s, stmp)
         if (s->job == j)
             seat_delete(h, s);
     followers_free(j);
@@ -200,34 +203,35 @@ void tables_free(struct head *h)
     struct heard *w, *wtmp;
     struct decision *d, *dtmp;
 
-    HASH_ITER(hh, h->jobs, j, jtmp)
+    HASH_ITER (hh, h->jobs, j, jtmp)
         job_delete(h, j);
-    HASH_ITER(hh, h->groups, g, gtmp)
+    HASH_ITER (hh, h->groups, g, gtmp)
         group_delete(h, g);
-    HASH_ITER(hh, h->seats, s, stmp)
+    HASH_ITER (hh, h->seats, s, stmp)
         seat_delete(h, s);
-    HASH_ITER(hh, h->leases, l, ltmp)
+    HASH_ITER (hh, h->leases, l, ltmp)
         lease_delete(h, l);
-    HASH_ITER(hh, h->nodes, n, ntmp)
+    HASH_ITER (hh, h->nodes, n, ntmp)
         node_delete(h, n);
-    HASH_ITER(hh, h->heard, w, wtmp) {
+    HASH_ITER (hh, h->heard, w, wtmp) {
         HASH_DEL(h->heard, w);
         free(w);
     }
-    DL_FOREACH_SAFE(h->decisions, d, dtmp) {
+    DL_FOREACH_SAFE (h->decisions, d, dtmp) {
         free_msg(d->rec);
         free(d);
     }
     h->decisions = NULL;
 }
 
-/* ---- applying --------------------------------------------------------------------------------- */
+/* ---- applying ---------------------------------------------------------------------------------
+ */
 
 /* A record whose checksum holds and which cannot be read is a defect; the others are still true. */
 #define UNPACK(type, body)                                                                         \
     __extension__({                                                                                \
-        Fl__##type *m_ = (Fl__##type *)(void *)protobuf_c_message_unpack(                          \
-            DESC_##type, NULL, (body).len, (body).data);                                           \
+        Fl__##type *m_ = (Fl__##type *)(void *)protobuf_c_message_unpack(DESC_##type, NULL,        \
+                                                                         (body).len, (body).data); \
         if (!m_) {                                                                                 \
             fl_error("journal record cannot be read kind=" #type);                                 \
             return;                                                                                \
@@ -275,10 +279,10 @@ static void node_out(struct head *h, struct node *n)
     struct lease *l, *ltmp;
     struct seat *s, *stmp;
 
-    HASH_ITER(hh, h->leases, l, ltmp)
+    HASH_ITER (hh, h->leases, l, ltmp)
         if (same_bytes(&l->rec->at->id, &n->rec->who->id))
             lease_delete(h, l);
-    HASH_ITER(hh, h->seats, s, stmp) {
+    HASH_ITER (hh, h->seats, s, stmp) {
         Fl__SeatRec *r = s->rec;
 
         if (!r->at || !same_bytes(&r->at->id, &n->rec->who->id))
@@ -506,15 +510,16 @@ static void apply_gone(void *state, struct fl_bytes body)
 }
 
 const struct journal_apply head_apply[] = {
-    { REC_HEAD, apply_head },     { REC_NODE, apply_node },
-    { REC_JOB, apply_job },       { REC_GROUP, apply_group },
-    { REC_LEASE, apply_lease },   { REC_LEASES_FREED, apply_leases_freed },
-    { REC_ROLE, apply_role },     { REC_SEAT, apply_seat },
+    { REC_HEAD, apply_head },         { REC_NODE, apply_node },
+    { REC_JOB, apply_job },           { REC_GROUP, apply_group },
+    { REC_LEASE, apply_lease },       { REC_LEASES_FREED, apply_leases_freed },
+    { REC_ROLE, apply_role },         { REC_SEAT, apply_seat },
     { REC_DECISION, apply_decision }, { REC_GONE, apply_gone },
 };
 const size_t head_apply_n = FL_LEN(head_apply);
 
-/* ---- the whole of it as records --------------------------------------------------------------- */
+/* ---- the whole of it as records ---------------------------------------------------------------
+ */
 
 static void put(struct journal_emit *e, enum rec_kind kind, const void *msg)
 {
@@ -544,19 +549,19 @@ void head_snapshot(void *state, struct journal_emit *e)
     head.foreign_from = h->foreign_from;
     head.foreign_to = h->foreign_to;
     put(e, REC_HEAD, &head);
-    HASH_ITER(hh, h->nodes, n, ntmp)
+    HASH_ITER (hh, h->nodes, n, ntmp)
         put(e, REC_NODE, n->rec);
-    HASH_ITER(hh, h->jobs, j, jtmp)
+    HASH_ITER (hh, h->jobs, j, jtmp)
         put(e, REC_JOB, j->rec);
-    HASH_ITER(hh, h->leases, l, ltmp)
+    HASH_ITER (hh, h->leases, l, ltmp)
         put(e, REC_LEASE, l->rec);
-    HASH_ITER(hh, h->groups, g, gtmp) {
+    HASH_ITER (hh, h->groups, g, gtmp) {
         put(e, REC_GROUP, g->rec);
-        LL_FOREACH(g->roles, r)
+        LL_FOREACH (g->roles, r)
             put(e, REC_ROLE, r->rec);
     }
-    HASH_ITER(hh, h->seats, s, stmp)
+    HASH_ITER (hh, h->seats, s, stmp)
         put(e, REC_SEAT, s->rec);
-    DL_FOREACH(h->decisions, d)
+    DL_FOREACH (h->decisions, d)
         put(e, REC_DECISION, d->rec);
 }

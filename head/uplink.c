@@ -12,7 +12,8 @@ struct uplink {
     bool open;
 };
 
-/* ---- answering -------------------------------------------------------------------------------- */
+/* ---- answering --------------------------------------------------------------------------------
+ */
 
 void reply_empty(struct call_req *req)
 {
@@ -42,7 +43,8 @@ void reply_refuse(struct call_req *req, enum fl_status st, const char *fmt, ...)
         call_fail(req, &err);
 }
 
-/* ---- what a daemon says ----------------------------------------------------------------------- */
+/* ---- what a daemon says -----------------------------------------------------------------------
+ */
 
 /* The decoded body, or the request is refused. */
 static void *decode(struct call_req *req, const struct wire_msg *m,
@@ -173,12 +175,16 @@ static void on_leave(void *service, struct call_req *req, const struct wire_msg 
 }
 
 static const struct call_method methods[] = {
-    { FL_NODE_JOIN, "node_join", on_join },     { FL_NODE_BEAT, "node_beat", on_beat },
-    { FL_WORKER_CHANGED, "worker_changed", on_worker }, { FL_LOG_PUSH, "log_push", on_log },
-    { FL_RELAY, "relay", on_relay },            { FL_NODE_LEAVE, "node_leave", on_leave },
+    { FL_NODE_JOIN, "node_join", on_join },
+    { FL_NODE_BEAT, "node_beat", on_beat },
+    { FL_WORKER_CHANGED, "worker_changed", on_worker },
+    { FL_LOG_PUSH, "log_push", on_log },
+    { FL_RELAY, "relay", on_relay },
+    { FL_NODE_LEAVE, "node_leave", on_leave },
 };
 
-/* ---- the life of a stream --------------------------------------------------------------------- */
+/* ---- the life of a stream ---------------------------------------------------------------------
+ */
 
 static struct heard *heard_of(struct head *h, const struct fl_node_id *id)
 {
@@ -270,7 +276,7 @@ static void on_closed(void *service, const struct fl_err *why)
 
     if (n) {
         fl_info("daemon's stream ended node=%s why=\"%s\"", n->rec->name, why ? why->text : "");
-        HASH_ITER(hh, h->seats, s, tmp)
+        HASH_ITER (hh, h->seats, s, tmp)
             if (s->rec->at && same_bytes(&s->rec->at->id, &n->rec->who->id))
                 seat_unplug(s);
         n->up = NULL;
@@ -285,7 +291,9 @@ static void on_ready(void *service)
     head_kick(((struct uplink *)service)->head);
 }
 
-static const struct call_life life = { .opened = on_opened, .closed = on_closed, .ready = on_ready };
+static const struct call_life life = { .opened = on_opened,
+                                       .closed = on_closed,
+                                       .ready = on_ready };
 
 void head_accept(void *arg, struct stream *s_take)
 {
@@ -350,7 +358,8 @@ struct node *uplink_node(const struct uplink *u)
     return u->node;
 }
 
-/* ---- calls to a daemon ------------------------------------------------------------------------ */
+/* ---- calls to a daemon ------------------------------------------------------------------------
+ */
 
 static void sent(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
                  const struct fl_err *err)

@@ -16,13 +16,13 @@ enum {
     RESERVE_BYTES = 32 << 20,
     QUEUE_BYTES = 64 << 20,
     KINDS = 256,
-    RETRY_MS = 250, /* a full disk is looked at again so often, */
+    RETRY_MS = 250,      /* a full disk is looked at again so often, */
     RETRY_MAX_MS = 2000, /* up to so seldom */
     CUT_TERMS = 16, /* a cut tail may have held terms that daemons have seen: skip these many */
     STACK_BYTES = 256 << 10,
 };
 
-struct item { /* what waits for the thread; comes back with the result */
+struct item {                 /* what waits for the thread; comes back with the result */
     struct store_batch batch; /* without records: a fence */
     struct journal_op *op;
     size_t bytes;
@@ -55,7 +55,8 @@ struct journal {
     struct fl_task wake;
 };
 
-/* ---- the thread ------------------------------------------------------------------------------- */
+/* ---- the thread -------------------------------------------------------------------------------
+ */
 
 static void nap(struct journal *j, unsigned ms)
 {
@@ -132,7 +133,8 @@ static void *writer(void *arg)
     return NULL;
 }
 
-/* ---- back on the loop ------------------------------------------------------------------------- */
+/* ---- back on the loop -------------------------------------------------------------------------
+ */
 
 static void item_free(struct item *it)
 {
@@ -236,7 +238,8 @@ static bool full(struct journal *j, size_t more, struct fl_err *err)
     return true;
 }
 
-/* ---- compaction ------------------------------------------------------------------------------- */
+/* ---- compaction -------------------------------------------------------------------------------
+ */
 
 struct snapshot {
     struct journal_emit emit;
@@ -315,7 +318,8 @@ static void grown(struct journal *j, size_t bytes)
         compact(j);
 }
 
-/* ---- the face --------------------------------------------------------------------------------- */
+/* ---- the face ---------------------------------------------------------------------------------
+ */
 
 enum fl_status journal_append(struct journal *j, uint16_t kind, struct fl_bytes body,
                               struct journal_op *op, struct fl_err *err)
@@ -340,7 +344,8 @@ enum fl_status journal_fence(struct journal *j, struct journal_op *op, struct fl
     struct item *it = j->closing ? NULL : calloc(1, sizeof(*it));
 
     if (!it)
-        return fl_fail(err, j->closing ? FL_CANCELLED : FL_EXHAUSTED, "cannot wait for the journal");
+        return fl_fail(err, j->closing ? FL_CANCELLED : FL_EXHAUSTED,
+                       "cannot wait for the journal");
     it->op = op;
     it->bytes = sizeof(*it);
     enqueue(j, it);
@@ -421,8 +426,7 @@ static enum fl_status replay_one(void *arg, uint64_t seq, uint16_t kind, struct 
     return FL_OK;
 }
 
-static enum fl_status next_term(struct journal *j, struct journal_opened *found,
-                                struct fl_err *err)
+static enum fl_status next_term(struct journal *j, struct journal_opened *found, struct fl_err *err)
 {
     uint8_t body[24];
 

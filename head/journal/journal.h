@@ -1,7 +1,7 @@
 /* head/journal/journal.h - the truth about promises
  *
- * One SQLite file in WAL mode, written by one thread of its own. Every record carries a checksum over
- * its number, kind and body. All calls are made on the loop thread; callbacks come there. */
+ * One SQLite file in WAL mode, written by one thread of its own. Every record carries a checksum
+ * over its number, kind and body. All calls are made on the loop thread; callbacks come there. */
 #pragma once
 #include "common/base/base.h"
 #include "common/base/loop.h"
@@ -35,16 +35,17 @@ struct journal_opened { /* what journal_open found */
     char note[256]; /* "" unless a damaged tail was cut */
 };
 
-/* Takes the lock that keeps a second head out (FL_EXISTS names its pid), refuses network file systems
- * (FL_UNSUPPORTED names --state-dir), cuts a torn or damaged tail at the last whole record with a note,
- * replays through apply, and adds one to the term, durably, before it returns.
+/* Takes the lock that keeps a second head out (FL_EXISTS names its pid), refuses network file
+ * systems (FL_UNSUPPORTED names --state-dir), cuts a torn or damaged tail at the last whole record
+ * with a note, replays through apply, and adds one to the term, durably, before it returns.
  * FL_CORRUPT: nothing whole is left; the file is not touched. */
 enum fl_status journal_open(struct fl_loop *l, const char *path, const struct journal_opts *opts,
                             struct journal **out, struct journal_opened *found, struct fl_err *err);
 
 /* Applies now. op->durable runs when the group it fell into is on disk: one fsync for all that came
  * meanwhile. Nobody outside hears of it before. op may be NULL. While the disk is full the group is
- * tried again until it fits, and durable waits; FL_EXHAUSTED, nothing applied: the queue's bound. */
+ * tried again until it fits, and durable waits; FL_EXHAUSTED, nothing applied: the queue's bound.
+ */
 enum fl_status journal_append(struct journal *j, uint16_t kind, struct fl_bytes body,
                               struct journal_op *op, struct fl_err *err);
 
@@ -61,7 +62,9 @@ enum fl_status journal_raise_term(struct journal *j, uint64_t seen, struct fl_te
 
 uint64_t journal_seq(const struct journal *j); /* of the last record that was applied */
 
-struct journal_stats { uint64_t records, groups, bytes, compactions, queued_bytes, file_bytes; };
+struct journal_stats {
+    uint64_t records, groups, bytes, compactions, queued_bytes, file_bytes;
+};
 void journal_stats(const struct journal *j, struct journal_stats *out);
 
 /* Writes what waits, closes, gives the lock back. Ops in flight come back before it returns. */

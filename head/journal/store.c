@@ -38,10 +38,10 @@ static const struct {
     unsigned long magic;
     const char *name;
 } network_fs[] = {
-    { 0x6969, "NFS" },        { 0x517b, "SMB" },        { 0xfe534d42, "SMB2" },
-    { 0xff534d42, "CIFS" },   { 0x0bd00bd0, "Lustre" }, { 0x47504653, "GPFS" },
-    { 0x5346414f, "AFS" },    { 0x00c36400, "Ceph" },   { 0x19830326, "BeeGFS" },
-    { 0xaad7aaea, "PanFS" },  { 0x013661, "GFS2" },
+    { 0x6969, "NFS" },       { 0x517b, "SMB" },        { 0xfe534d42, "SMB2" },
+    { 0xff534d42, "CIFS" },  { 0x0bd00bd0, "Lustre" }, { 0x47504653, "GPFS" },
+    { 0x5346414f, "AFS" },   { 0x00c36400, "Ceph" },   { 0x19830326, "BeeGFS" },
+    { 0xaad7aaea, "PanFS" }, { 0x013661, "GFS2" },
 };
 
 static enum fl_status db_fail(struct store *s, struct fl_err *err, const char *what)
@@ -80,7 +80,8 @@ static enum fl_status run(struct store *s, const char *sql, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- who may open it -------------------------------------------------------------------------- */
+/* ---- who may open it --------------------------------------------------------------------------
+ */
 
 static enum fl_status refuse_network_fs(const char *path, struct fl_err *err)
 {
@@ -97,10 +98,11 @@ static enum fl_status refuse_network_fs(const char *path, struct fl_err *err)
         fs.f_type = 0x6969;
     for (size_t i = 0; i < FL_LEN(network_fs); i++)
         if ((unsigned long)fs.f_type == network_fs[i].magic)
-            return fl_fail(err, FL_UNSUPPORTED,
-                           "journal folder %s lies on %s, where its lock and its syncs do not hold; "
-                           "give a folder on a local disk with --state-dir",
-                           dir, network_fs[i].name);
+            return fl_fail(
+                err, FL_UNSUPPORTED,
+                "journal folder %s lies on %s, where its lock and its syncs do not hold; "
+                "give a folder on a local disk with --state-dir",
+                dir, network_fs[i].name);
     return FL_OK;
 }
 
@@ -128,7 +130,8 @@ static enum fl_status take_lock(struct store *s, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- opening ---------------------------------------------------------------------------------- */
+/* ---- opening ----------------------------------------------------------------------------------
+ */
 
 static int on_wal(void *arg, sqlite3 *db, const char *name, int pages)
 {
@@ -162,8 +165,10 @@ static enum fl_status db_open(struct store *s, const char *path, struct fl_err *
     FL_TRY(run(s, "PRAGMA locking_mode=EXCLUSIVE", err));
     if (fresh)
         FL_TRY(run(s, "PRAGMA auto_vacuum=INCREMENTAL", err));
-    return run(s, "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA cache_size=-1024;"
-                  "PRAGMA temp_store=MEMORY; PRAGMA cell_size_check=ON", err);
+    return run(s,
+               "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA cache_size=-1024;"
+               "PRAGMA temp_store=MEMORY; PRAGMA cell_size_check=ON",
+               err);
 }
 
 static enum fl_status db_prepare(struct store *s, struct fl_err *err)
@@ -191,8 +196,8 @@ static enum fl_status make_table(struct store *s, struct fl_err *err)
 static enum fl_status number(struct store *s, const char *sql, int64_t *out, struct fl_err *err)
 {
     sqlite3_stmt *q = NULL;
-    bool got = sqlite3_prepare_v2(s->db, sql, -1, &q, NULL) == SQLITE_OK &&
-               sqlite3_step(q) == SQLITE_ROW;
+    bool got =
+        sqlite3_prepare_v2(s->db, sql, -1, &q, NULL) == SQLITE_OK && sqlite3_step(q) == SQLITE_ROW;
 
     if (got)
         *out = sqlite3_column_int64(q, 0);
@@ -212,9 +217,10 @@ static enum fl_status check_format(struct store *s, bool *fresh, struct fl_err *
     if (*fresh)
         return FL_OK;
     if (app != STORE_APP_ID)
-        return fl_fail(err, FL_INVALID,
-                       "%s is a database of another program, not a journal; give another --state-dir",
-                       s->path);
+        return fl_fail(
+            err, FL_INVALID,
+            "%s is a database of another program, not a journal; give another --state-dir",
+            s->path);
     if (format != STORE_FORMAT)
         return fl_fail(err, FL_UNSUPPORTED,
                        "journal %s has format %" PRId64 ", this head reads %d; use the newer "
@@ -263,7 +269,7 @@ static void look_at_wal(struct store *s)
     if (sqlite3_wal_checkpoint_v2(s->db, NULL, SQLITE_CHECKPOINT_PASSIVE, &frames, &moved) ==
             SQLITE_OK &&
         frames >= 0)
-s->wal_left = store_wal_left(wal, (unsigned)frames);
+        s->wal_left = store_wal_left(wal, (unsigned)frames);
 }
 
 /* A cut that was interrupted between its renames goes on; a half-written copy is dropped. */
@@ -307,7 +313,8 @@ enum fl_status store_open(const char *path, struct store **out, struct fl_err *e
     if (st == FL_OK)
         st = check_format(s, &fresh, err);
     if (st == FL_CORRUPT) { /* a file that lost its end is read only under this switch */
-        s->shorter = sqlite3_db_config(s->db, SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1, NULL) == SQLITE_OK;
+        s->shorter =
+            sqlite3_db_config(s->db, SQLITE_DBCONFIG_WRITABLE_SCHEMA, 1, NULL) == SQLITE_OK;
         st = check_format(s, &fresh, err);
     }
     if (st == FL_OK && !s->shorter)
@@ -317,14 +324,16 @@ enum fl_status store_open(const char *path, struct store **out, struct fl_err *e
     if (st == FL_OK)
         st = db_prepare(s, err);
     if (st == FL_CORRUPT)
-        return fl_wrap(err, st, "nothing whole is left; move the file away to begin anew, or put a "
-                                "copy in its place");
+        return fl_wrap(err, st,
+                       "nothing whole is left; move the file away to begin anew, or put a "
+                       "copy in its place");
     FL_TRY(st);
     *out = FL_TAKE(s);
     return FL_OK;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------------------------------
+ */
 
 static int64_t checksum(uint64_t seq, uint16_t kind, const void *body, size_t len)
 {
@@ -371,8 +380,10 @@ static enum fl_status cut_after(struct store *s, uint64_t last, struct fl_err *e
         st = db_prepare(s, err);
     if (st == FL_OK)
         st = run(s, "BEGIN", err);
-    if (st == FL_OK && sqlite3_prepare_v2(old, "SELECT seq, kind, body FROM record WHERE seq <= ?1 "
-                                               "ORDER BY seq", -1, &q, NULL) != SQLITE_OK)
+    if (st == FL_OK && sqlite3_prepare_v2(old,
+                                          "SELECT seq, kind, body FROM record WHERE seq <= ?1 "
+                                          "ORDER BY seq",
+                                          -1, &q, NULL) != SQLITE_OK)
         st = fl_fail(err, FL_CORRUPT, "journal %s cannot be read: %s", path, sqlite3_errmsg(old));
     if (st == FL_OK)
         sqlite3_bind_int64(q, 1, (int64_t)last);
@@ -386,10 +397,12 @@ static enum fl_status cut_after(struct store *s, uint64_t last, struct fl_err *e
         st = run(s, "COMMIT", err);
     db_close(s); /* closing moves its log in and syncs */
     if (st == FL_OK) {
-        s->db = old; /* closed before its files move, so that it does not write to them afterwards */
+        s->db =
+            old; /* closed before its files move, so that it does not write to them afterwards */
         sqlite3_db_config(old, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
         db_close(s);
-        st = rename(part, whole) < 0 ? fl_fail_errno(err, "rename %s", part) : finish_cut(path, err);
+        st =
+            rename(part, whole) < 0 ? fl_fail_errno(err, "rename %s", part) : finish_cut(path, err);
     } else {
         sqlite3_close(old);
     }
@@ -402,7 +415,8 @@ static void note_cut(struct store *s, struct journal_opened *found, uint64_t los
 {
     if (damaged)
         snprintf(found->note, sizeof(found->note),
-                 "journal damaged after record %" PRIu64 ": cut there%s; the damaged file is kept as "
+                 "journal damaged after record %" PRIu64
+                 ": cut there%s; the damaged file is kept as "
                  "%.120s.damaged",
                  found->last_seq, lost ? ", later ones are lost" : "", s->path);
     else if (s->wal_left)
@@ -449,15 +463,17 @@ enum fl_status store_replay(struct store *s,
     damaged |= s->shorter;
     s->shorter = false;
     if (damaged && !found->records)
-        return fl_fail(err, FL_CORRUPT,
-                       "journal %s: not one whole record is left; move the file away to begin anew, "
-                       "or put a copy in its place",
-                       s->path);
+        return fl_fail(
+            err, FL_CORRUPT,
+            "journal %s: not one whole record is left; move the file away to begin anew, "
+            "or put a copy in its place",
+            s->path);
     note_cut(s, found, rc == SQLITE_ROW, damaged);
     return damaged ? cut_after(s, found->last_seq, err) : FL_OK;
 }
 
-/* ---- writing ---------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------
+ */
 
 static enum fl_status wipe_before(struct store *s, uint64_t seq, struct fl_err *err)
 {

@@ -1,4 +1,5 @@
-/* head/journal/store.h - the file behind the journal: SQLite, its lock, and what is left after damage
+/* head/journal/store.h - the file behind the journal: SQLite, its lock, and what is left after
+ * damage
  *
  * Used by one thread at a time: by the opener until the journal's thread takes it over. */
 #pragma once
@@ -21,8 +22,8 @@ struct store_batch { /* what one caller wants written; several make a transactio
 };
 
 enum fl_status store_open(const char *path, struct store **out, struct fl_err *err);
-/* Hands every whole record to `each`, in order. What follows the last whole one is cut off, and found's
- * note says so; the damaged file stays beside the new one under .damaged. */
+/* Hands every whole record to `each`, in order. What follows the last whole one is cut off, and
+ * found's note says so; the damaged file stays beside the new one under .damaged. */
 enum fl_status store_replay(struct store *s,
                             enum fl_status (*each)(void *arg, uint64_t seq, uint16_t kind,
                                                    struct fl_bytes body, struct fl_err *err),

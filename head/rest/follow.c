@@ -32,7 +32,8 @@ static void on_gone(void *arg, struct http_req *req)
     head_kick(h);
 }
 
-/* ---- the log ---------------------------------------------------------------------------------- */
+/* ---- the log ----------------------------------------------------------------------------------
+ */
 
 static void answer_log(struct job *j, struct http_req *req, uint64_t from)
 {
@@ -49,8 +50,9 @@ static void answer_log(struct job *j, struct http_req *req, uint64_t from)
     bool all = from + len >= joblog_end(j);
     bool over = job_over(j) && all;
     http_reply_header(req, "X-Furlong-Offset", "%llu", (unsigned long long)(from + len));
-    http_reply_header(req, "X-Furlong-State", "%s",
-                      job_status_name(over || !job_over(j) ? j->rec->status : FL__JOB_STATUS__JOB_RUNNING));
+    http_reply_header(
+        req, "X-Furlong-State", "%s",
+        job_status_name(over || !job_over(j) ? j->rec->status : FL__JOB_STATUS__JOB_RUNNING));
     if (over && j->rec->has_exit_code)
         http_reply_header(req, "X-Furlong-Exit-Code", "%d", j->rec->exit_code);
     j->log_told |= over && asked >= from && len == 0;
@@ -58,7 +60,8 @@ static void answer_log(struct job *j, struct http_req *req, uint64_t from)
     free(text);
 }
 
-/* ---- the steps -------------------------------------------------------------------------------- */
+/* ---- the steps --------------------------------------------------------------------------------
+ */
 
 /* Why it ended, for whoever follows: not every end shows in the output. */
 static void add_message(struct fl_str *out, const char *message)
@@ -82,14 +85,16 @@ static void answer_steps(struct job *j, struct http_req *req, uint64_t from)
         next = oldest;
     fl_str_add(&out, "{\"steps\":[");
     for (; next < j->steps.next && n < STEPS_PIECE; next++, n++) {
-        const char *json = steps_get(&j->steps, next); /* was checked to be an object when it came */
+        const char *json =
+            steps_get(&j->steps, next); /* was checked to be an object when it came */
 
         fl_str_add(&out, "%s", n ? "," : "");
         fl_str_add_bytes(&out, json, strlen(json));
     }
     bool over = job_over(j) && next == j->steps.next;
-    fl_str_add(&out, "],\"next\":%llu,\"state\":\"%s\",\"exit_code\":", (unsigned long long)next,
-               job_status_name(over || !job_over(j) ? j->rec->status : FL__JOB_STATUS__JOB_RUNNING));
+    fl_str_add(
+        &out, "],\"next\":%llu,\"state\":\"%s\",\"exit_code\":", (unsigned long long)next,
+        job_status_name(over || !job_over(j) ? j->rec->status : FL__JOB_STATUS__JOB_RUNNING));
     if (over && j->rec->has_exit_code)
         fl_str_add(&out, "%d", j->rec->exit_code);
     else
@@ -104,7 +109,8 @@ static void answer_steps(struct job *j, struct http_req *req, uint64_t from)
     fl_str_fini(&out);
 }
 
-/* ---- waiting ---------------------------------------------------------------------------------- */
+/* ---- waiting ----------------------------------------------------------------------------------
+ */
 
 static void answer(struct follower *f)
 {
@@ -138,7 +144,7 @@ void followers_wake(struct job *j)
 {
     struct follower *f, *next;
 
-    DL_FOREACH_SAFE(j->followers, f, next)
+    DL_FOREACH_SAFE (j->followers, f, next)
         if (has_news(f))
             answer(f);
 }
@@ -200,8 +206,9 @@ bool job_told(const struct job *j, uint64_t now_ns)
 {
     uint64_t since = j->followed_ns > j->end_ns ? j->followed_ns : j->end_ns;
     bool followed = j->log_followed || j->steps_followed;
-    bool told = followed ? (!j->log_followed || j->log_told) && (!j->steps_followed || j->steps_told)
-                         : j->asked_end;
+    bool told = followed
+                    ? (!j->log_followed || j->log_told) && (!j->steps_followed || j->steps_told)
+                    : j->asked_end;
 
     return j->replayed || now_ns >= since + (told ? LINGER_MS : HEAD_TOLD_MS) * 1000000ull;
 }

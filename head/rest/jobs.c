@@ -12,12 +12,14 @@ void rest_version(void *head, struct http_req *req)
 
     snprintf(session, sizeof(session), "session_%s_%llu", fl_short(id, h->term.cluster),
              (unsigned long long)h->term.head);
-    http_reply_json(req, 200, json_pack("{s:s,s:s,s:s,s:s,s:s}", "version", "4", "ray_version", "2.60.0",
-                                        "ray_commit", "{{RAY_COMMIT_SHA}}", "session_name", session,
-                                        "furlong_version", FURLONG_VERSION));
+    http_reply_json(req, 200,
+                    json_pack("{s:s,s:s,s:s,s:s,s:s}", "version", "4", "ray_version", "2.60.0",
+                              "ray_commit", "{{RAY_COMMIT_SHA}}", "session_name", session,
+                              "furlong_version", FURLONG_VERSION));
 }
 
-/* ---- submitting: everything is looked at before anything is done ------------------------------ */
+/* ---- submitting: everything is looked at before anything is done ------------------------------
+ */
 
 struct form { /* a body that was understood */
     struct job_ask ask;
@@ -26,7 +28,8 @@ struct form { /* a body that was understood */
     char *runtime_env, *metadata;
 };
 
-static enum fl_status text_of(const json_t *v, const char *name, const char **out, struct fl_err *err)
+static enum fl_status text_of(const json_t *v, const char *name, const char **out,
+                              struct fl_err *err)
 {
     if (!v || json_is_null(v))
         return FL_OK;
@@ -36,19 +39,21 @@ static enum fl_status text_of(const json_t *v, const char *name, const char **ou
     return FL_OK;
 }
 
-static enum fl_status want(struct form *f, const char *name, const char *field, const json_t *v, bool bytes,
-                           struct fl_err *err)
+static enum fl_status want(struct form *f, const char *name, const char *field, const json_t *v,
+                           bool bytes, struct fl_err *err)
 {
     double n = json_number_value(v);
 
     if (!v || json_is_null(v))
         return FL_OK;
     if (!json_is_number(v) || n < 0 || n > 1e15 || (bytes && floor(n) != n))
-        return fl_fail(err, FL_INVALID, "%s must be a number from 0 on%s", field, bytes ? ", whole bytes" : "");
+        return fl_fail(err, FL_INVALID, "%s must be a number from 0 on%s", field,
+                       bytes ? ", whole bytes" : "");
     if (n == 0)
         return FL_OK;
     if (f->ask.n_wants == WANTS_MAX)
-        return fl_fail(err, FL_INVALID, "entrypoint_resources names more than %d resources", WANTS_MAX);
+        return fl_fail(err, FL_INVALID, "entrypoint_resources names more than %d resources",
+                       WANTS_MAX);
     Fl__Amount *a = &f->amounts[f->ask.n_wants];
     *a = (Fl__Amount)FL__AMOUNT__INIT;
     a->name = (char *)(uintptr_t)name;
@@ -63,12 +68,15 @@ static enum fl_status wants(struct form *f, const json_t *o, struct fl_err *err)
     const char *name;
     json_t *v;
 
-    FL_TRY(want(f, "CPU", "entrypoint_num_cpus", json_object_get(o, "entrypoint_num_cpus"), false, err));
-    FL_TRY(want(f, "GPU", "entrypoint_num_gpus", json_object_get(o, "entrypoint_num_gpus"), false, err));
-    FL_TRY(want(f, "memory", "entrypoint_memory", json_object_get(o, "entrypoint_memory"), true, err));
+    FL_TRY(want(f, "CPU", "entrypoint_num_cpus", json_object_get(o, "entrypoint_num_cpus"), false,
+                err));
+    FL_TRY(want(f, "GPU", "entrypoint_num_gpus", json_object_get(o, "entrypoint_num_gpus"), false,
+                err));
+    FL_TRY(
+        want(f, "memory", "entrypoint_memory", json_object_get(o, "entrypoint_memory"), true, err));
     if (more && !json_is_null(more) && !json_is_object(more))
         return fl_fail(err, FL_INVALID, "entrypoint_resources must be an object of numbers");
-    json_object_foreach((json_t *)(uintptr_t)more, name, v)
+    json_object_foreach ((json_t *)(uintptr_t)more, name, v)
         FL_TRY(want(f, name, name, v, false, err));
     f->ask.wants = (const Fl__Amount *const *)f->amount_list;
     return FL_OK;
@@ -82,15 +90,17 @@ static enum fl_status env_vars(struct form *f, const json_t *vars, struct fl_err
     if (!vars || json_is_null(vars))
         return FL_OK;
     if (!json_is_object(vars) || json_object_size(vars) > ENV_MAX)
-        return fl_fail(err, FL_INVALID, "runtime_env.env_vars must be an object of at most %d strings", ENV_MAX);
+        return fl_fail(err, FL_INVALID,
+                       "runtime_env.env_vars must be an object of at most %d strings", ENV_MAX);
     f->env = must(calloc(json_object_size(vars) + 1, sizeof(*f->env)));
     f->env_list = must(calloc(json_object_size(vars) + 1, sizeof(*f->env_list)));
-    json_object_foreach((json_t *)(uintptr_t)vars, name, v) {
+    json_object_foreach ((json_t *)(uintptr_t)vars, name, v) {
         const char *value = NULL;
 
         FL_TRY(text_of(v, name, &value, err));
         if (!value || !name[0] || strchr(name, '='))
-            return fl_fail(err, FL_INVALID, "runtime_env.env_vars: %.60s must be a name with a string", name);
+            return fl_fail(err, FL_INVALID,
+                           "runtime_env.env_vars: %.60s must be a name with a string", name);
         Fl__EnvVar *e = &f->env[f->ask.n_env];
         *e = (Fl__EnvVar)FL__ENV_VAR__INIT;
         e->name = (char *)(uintptr_t)name;
@@ -110,15 +120,19 @@ static enum fl_status runtime_env(struct form *f, const json_t *r, struct fl_err
         return FL_OK;
     if (!json_is_object(r))
         return fl_fail(err, FL_INVALID, "runtime_env must be a dict");
-    json_object_foreach((json_t *)(uintptr_t)r, name, v)
+    json_object_foreach ((json_t *)(uintptr_t)r, name, v)
         if (strcmp(name, "env_vars") != 0 && strcmp(name, "working_dir") != 0)
-            return fl_fail(err, FL_UNSUPPORTED, "runtime_env: %.60s is not supported; env_vars and "
-                                                "working_dir are", name);
+            return fl_fail(err, FL_UNSUPPORTED,
+                           "runtime_env: %.60s is not supported; env_vars and "
+                           "working_dir are",
+                           name);
     FL_TRY(env_vars(f, json_object_get(r, "env_vars"), err));
     FL_TRY(text_of(json_object_get(r, "working_dir"), "runtime_env.working_dir", &dir, err));
     if (dir && dir[0] != '/')
-        return fl_fail(err, FL_INVALID, "runtime_env.working_dir %.120s must be an absolute path on the "
-                                        "driver's node", dir);
+        return fl_fail(err, FL_INVALID,
+                       "runtime_env.working_dir %.120s must be an absolute path on the "
+                       "driver's node",
+                       dir);
     f->ask.cwd = dir;
     f->runtime_env = json_dumps(r, JSON_COMPACT);
     f->ask.runtime_env = f->runtime_env;
@@ -135,8 +149,9 @@ static enum fl_status furlong_part(struct form *f, const json_t *o, struct fl_er
         return FL_OK;
     if (!json_is_object(o))
         return fl_fail(err, FL_INVALID, "furlong must be an object");
-    json_object_foreach((json_t *)(uintptr_t)o, name, v)
-        if (strcmp(name, "driver_restarts") != 0 && strcmp(name, "run_dir") != 0 && strcmp(name, "cwd") != 0)
+    json_object_foreach ((json_t *)(uintptr_t)o, name, v)
+        if (strcmp(name, "driver_restarts") != 0 && strcmp(name, "run_dir") != 0 &&
+            strcmp(name, "cwd") != 0)
             return fl_fail(err, FL_INVALID, "furlong: unknown member %.60s", name);
     if (n && (!json_is_integer(n) || json_integer_value(n) < 0 || json_integer_value(n) > 1000))
         return fl_fail(err, FL_INVALID, "furlong.driver_restarts must be a number from 0 to 1000");
@@ -154,9 +169,10 @@ static enum fl_status metadata(struct form *f, const json_t *m, struct fl_err *e
         return FL_OK;
     if (!json_is_object(m))
         return fl_fail(err, FL_INVALID, "metadata must be a dict");
-    json_object_foreach((json_t *)(uintptr_t)m, name, v)
+    json_object_foreach ((json_t *)(uintptr_t)m, name, v)
         if (!json_is_string(v))
-            return fl_fail(err, FL_INVALID, "metadata values must be strings, and %.60s is none", name);
+            return fl_fail(err, FL_INVALID, "metadata values must be strings, and %.60s is none",
+                           name);
     f->metadata = json_dumps(m, JSON_COMPACT);
     f->ask.metadata = f->metadata;
     return FL_OK;
@@ -164,19 +180,27 @@ static enum fl_status metadata(struct form *f, const json_t *m, struct fl_err *e
 
 static enum fl_status read_form(struct form *f, const json_t *o, struct fl_err *err)
 {
-    static const char *const known[] = { "entrypoint", "submission_id", "job_id", "metadata", "runtime_env",
-                                         "entrypoint_num_cpus", "entrypoint_num_gpus", "entrypoint_memory",
-                                         "entrypoint_resources", "furlong" };
+    static const char *const known[] = { "entrypoint",
+                                         "submission_id",
+                                         "job_id",
+                                         "metadata",
+                                         "runtime_env",
+                                         "entrypoint_num_cpus",
+                                         "entrypoint_num_gpus",
+                                         "entrypoint_memory",
+                                         "entrypoint_resources",
+                                         "furlong" };
     const char *name;
     json_t *v;
 
-    json_object_foreach((json_t *)(uintptr_t)o, name, v) {
+    json_object_foreach ((json_t *)(uintptr_t)o, name, v) {
         bool found = json_is_null(v); /* clients send what is not given as null */
 
         for (size_t i = 0; i < FL_LEN(known); i++)
             found |= strcmp(name, known[i]) == 0;
         if (!found)
-            return fl_fail(err, FL_INVALID, "__init__() got an unexpected keyword argument '%.60s'", name);
+            return fl_fail(err, FL_INVALID, "__init__() got an unexpected keyword argument '%.60s'",
+                           name);
     }
     FL_TRY(text_of(json_object_get(o, "entrypoint"), "entrypoint", &f->ask.entrypoint, err));
     if (!f->ask.entrypoint || !f->ask.entrypoint[0])
@@ -185,14 +209,16 @@ static enum fl_status read_form(struct form *f, const json_t *o, struct fl_err *
         return fl_fail(err, FL_INVALID, "entrypoint has %zu bytes, at most %d are taken",
                        strlen(f->ask.entrypoint), ENTRYPOINT_MAX);
     FL_TRY(text_of(json_object_get(o, "job_id"), "job_id", &f->ask.submission_id, err));
-    FL_TRY(text_of(json_object_get(o, "submission_id"), "submission_id", &f->ask.submission_id, err));
+    FL_TRY(
+        text_of(json_object_get(o, "submission_id"), "submission_id", &f->ask.submission_id, err));
     FL_TRY(metadata(f, json_object_get(o, "metadata"), err));
     FL_TRY(runtime_env(f, json_object_get(o, "runtime_env"), err));
     FL_TRY(wants(f, o, err));
     return furlong_part(f, json_object_get(o, "furlong"), err);
 }
 
-/* ---- answers that wait for the journal -------------------------------------------------------- */
+/* ---- answers that wait for the journal --------------------------------------------------------
+ */
 
 struct pending {
     struct http_req *req; /* NULL: the client left */
@@ -256,8 +282,11 @@ void rest_job_submit(void *head, struct http_req *req)
             pended(p, json_pack("{s:s,s:s}", "job_id", id, "submission_id", id));
         } else {
             free(p);
-            http_reply_error(req, err.status == FL_INVALID || err.status == FL_EXISTS ? 400
-                                  : err.status == FL_EXHAUSTED ? 507 : 503, "%s", err.text);
+            http_reply_error(req,
+                             err.status == FL_INVALID || err.status == FL_EXISTS ? 400
+                             : err.status == FL_EXHAUSTED                        ? 507
+                                                                                 : 503,
+                             "%s", err.text);
         }
     }
     free(f.env);
@@ -286,7 +315,8 @@ void rest_job_stop(void *head, struct http_req *req)
     }
 }
 
-/* ---- looking ---------------------------------------------------------------------------------- */
+/* ---- looking ----------------------------------------------------------------------------------
+ */
 
 static json_t *parsed(const char *text)
 {
@@ -307,8 +337,8 @@ static json_t *driver_info(const Fl__JobRec *r)
     if (!r->driver_address)
         return json_null();
     snprintf(pid, sizeof(pid), "%d", r->driver_pid);
-    return json_pack("{s:o,s:s,s:s}", "id", rest_hex(&r->id), "node_ip_address", r->driver_address, "pid",
-                     r->has_driver_pid ? pid : "");
+    return json_pack("{s:o,s:s,s:s}", "id", rest_hex(&r->id), "node_ip_address", r->driver_address,
+                     "pid", r->has_driver_pid ? pid : "");
 }
 
 static json_t *job_json(const struct job *j)
@@ -317,13 +347,14 @@ static json_t *job_json(const struct job *j)
     json_t *code = r->has_exit_code ? json_integer(r->exit_code) : json_null();
 
     return json_pack(
-        "{s:s,s:o,s:s,s:o,s:s,s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:n,s:o,s:O,s:o,s:o,s:i}", "type", "SUBMISSION",
-        "job_id", rest_hex(&r->id), "submission_id", r->submission_id, "driver_info", driver_info(r),
-        "status", job_status_name(r->status), "entrypoint", r->entrypoint, "message",
-        rest_text(r->message ? r->message : "Job has not started yet."), "error_type", rest_text(r->error_type),
-        "start_time", time_of(r->has_start_ms, r->start_ms), "end_time", time_of(r->has_end_ms, r->end_ms),
-        "metadata", parsed(r->metadata), "runtime_env", parsed(r->runtime_env), "driver_agent_http_address",
-        "driver_node_id", rest_text(r->driver_node), "driver_exit_code", code, "exit_code", code, "run_dir",
+        "{s:s,s:o,s:s,s:o,s:s,s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:n,s:o,s:O,s:o,s:o,s:i}", "type",
+        "SUBMISSION", "job_id", rest_hex(&r->id), "submission_id", r->submission_id, "driver_info",
+        driver_info(r), "status", job_status_name(r->status), "entrypoint", r->entrypoint,
+        "message", rest_text(r->message ? r->message : "Job has not started yet."), "error_type",
+        rest_text(r->error_type), "start_time", time_of(r->has_start_ms, r->start_ms), "end_time",
+        time_of(r->has_end_ms, r->end_ms), "metadata", parsed(r->metadata), "runtime_env",
+        parsed(r->runtime_env), "driver_agent_http_address", "driver_node_id",
+        rest_text(r->driver_node), "driver_exit_code", code, "exit_code", code, "run_dir",
         rest_text(r->run_dir), "driver_attempt", (int)r->attempt);
 }
 
@@ -333,7 +364,7 @@ void rest_job_list(void *head, struct http_req *req)
     json_t *list = json_array();
     struct job *j, *tmp;
 
-    HASH_ITER(hh, h->jobs, j, tmp)
+    HASH_ITER (hh, h->jobs, j, tmp)
         json_array_append_new(list, job_json(j));
     http_reply_json(req, 200, list);
 }

@@ -76,7 +76,8 @@ json_t *rest_hex(const ProtobufCBinaryData *bytes)
 
 json_t *rest_amount(int64_t e4)
 {
-    return e4 % PLACEMENT_ONE ? json_real((double)e4 / PLACEMENT_ONE) : json_integer(e4 / PLACEMENT_ONE);
+    return e4 % PLACEMENT_ONE ? json_real((double)e4 / PLACEMENT_ONE)
+                              : json_integer(e4 / PLACEMENT_ONE);
 }
 
 struct job *rest_job(struct head *h, struct http_req *req)

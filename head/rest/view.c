@@ -11,7 +11,8 @@ static const char *head_state_name(enum head_state s)
 
 const char *rest_group_state(Fl__GroupState s)
 {
-    static const char *const names[] = { "PENDING", "PREPARING", "PLACED", "ENDING", "ENDED", "REFUSED" };
+    static const char *const names[] = { "PENDING", "PREPARING", "PLACED",
+                                         "ENDING",  "ENDED",     "REFUSED" };
 
     return (unsigned)s < FL_LEN(names) ? names[s] : "?";
 }
@@ -23,7 +24,8 @@ static const char *strategy_name(uint32_t s)
     return s < FL_LEN(names) ? names[s] : "?";
 }
 
-/* ---- what is used ----------------------------------------------------------------------------- */
+/* ---- what is used -----------------------------------------------------------------------------
+ */
 
 static void add_amount(json_t *resources, const char *name, const char *member, int64_t e4)
 {
@@ -34,7 +36,8 @@ static void add_amount(json_t *resources, const char *name, const char *member, 
         json_object_set_new(resources, name, r);
     }
     double was = json_number_value(json_object_get(r, member));
-    json_object_set_new(r, member, rest_amount((int64_t)(was * PLACEMENT_ONE + (was < 0 ? -0.5 : 0.5)) + e4));
+    json_object_set_new(r, member,
+                        rest_amount((int64_t)(was * PLACEMENT_ONE + (was < 0 ? -0.5 : 0.5)) + e4));
 }
 
 static void add_lease(json_t *resources, const Fl__Lease *l)
@@ -49,19 +52,22 @@ static void add_node(struct head *h, const struct node *n, json_t *resources)
     struct unknown_lease *u;
 
     for (size_t i = 0; i < n->rec->inventory->n_total; i++)
-        add_amount(resources, n->rec->inventory->total[i]->name, "total", n->rec->inventory->total[i]->e4);
-    LL_FOREACH(n->leases, u)
+        add_amount(resources, n->rec->inventory->total[i]->name, "total",
+                   n->rec->inventory->total[i]->e4);
+    LL_FOREACH (n->leases, u)
         add_lease(resources, u->lease);
-    HASH_ITER(hh, h->leases, l, tmp)
+    HASH_ITER (hh, h->leases, l, tmp)
         if (same_bytes(&l->rec->at->id, &n->rec->who->id))
             add_lease(resources, l->rec);
 }
 
-/* ---- status ----------------------------------------------------------------------------------- */
+/* ---- status -----------------------------------------------------------------------------------
+ */
 
 static void count(json_t *counts, const char *name)
 {
-    json_object_set_new(counts, name, json_integer(json_integer_value(json_object_get(counts, name)) + 1));
+    json_object_set_new(counts, name,
+                        json_integer(json_integer_value(json_object_get(counts, name)) + 1));
 }
 
 static json_t *waiting(struct head *h)
@@ -69,16 +75,17 @@ static json_t *waiting(struct head *h)
     json_t *list = json_array();
     struct group *g, *tmp;
 
-    HASH_ITER(hh, h->groups, g, tmp)
+    HASH_ITER (hh, h->groups, g, tmp)
         if (g->rec->state == FL__GROUP_STATE__GROUP_PENDING ||
             (g->rec->state == FL__GROUP_STATE__GROUP_PLACED && bundle_lost(g->rec)))
             json_array_append_new(
-                list, json_pack("{s:s,s:s,s:s,s:o}", "job", g->job->rec->submission_id, "what",
-                                g->rec->driver ? "the driver's resources" : "a placement group", "why",
-                                g->why[0] ? g->why
-                                : h->state == HEAD_RECOVERING ? "the head waits for its nodes to report"
-                                                              : "it is being placed",
-                                "group", rest_hex(&g->rec->id)));
+                list,
+                json_pack("{s:s,s:s,s:s,s:o}", "job", g->job->rec->submission_id, "what",
+                          g->rec->driver ? "the driver's resources" : "a placement group", "why",
+                          g->why[0]                     ? g->why
+                          : h->state == HEAD_RECOVERING ? "the head waits for its nodes to report"
+                                                        : "it is being placed",
+                          "group", rest_hex(&g->rec->id)));
     return list;
 }
 
@@ -89,10 +96,10 @@ static unsigned unknown_pieces(const struct head *h)
     struct unknown_worker *w;
     unsigned c = 0;
 
-    HASH_ITER(hh, ((struct head *)(uintptr_t)h)->nodes, n, tmp) {
-        LL_FOREACH(n->leases, l)
+    HASH_ITER (hh, ((struct head *)(uintptr_t)h)->nodes, n, tmp) {
+        LL_FOREACH (n->leases, l)
             c++;
-        LL_FOREACH(n->workers, w)
+        LL_FOREACH (n->workers, w)
             c++;
     }
     return c;
@@ -106,25 +113,26 @@ void rest_status(void *head, struct http_req *req)
     struct node *n, *ntmp;
     struct job *j, *jtmp;
 
-    HASH_ITER(hh, h->nodes, n, ntmp) {
+    HASH_ITER (hh, h->nodes, n, ntmp) {
         count(nodes, node_state_name(n->state));
         if (n->rec->fate == FL__NODE_FATE__NODE_IN)
             add_node(h, n, resources);
     }
-    HASH_ITER(hh, h->jobs, j, jtmp)
+    HASH_ITER (hh, h->jobs, j, jtmp)
         count(jobs, job_status_name(j->rec->status));
     fl_hex(cluster, h->term.cluster, sizeof(h->term.cluster));
     http_reply_json(
         req, 200,
-        json_pack("{s:s,s:I,s:s,s:f,s:o,s:o,s:o,s:o,s:i,s:b,s:s,s:s,s:s}", "cluster", cluster, "term",
-                  (json_int_t)h->term.head, "state", head_state_name(h->state), "uptime_s",
-                  (double)(fl_loop_now_ns(h->loop) - h->start_ns) / 1e9, "nodes", nodes, "jobs", jobs,
-                  "resources", resources, "waiting", waiting(h), "unknown", (int)unknown_pieces(h),
-                  "journal_older", h->foreign_to != 0, "journal_note", h->opened.note, "address", h->rpc,
-                  "http", h->http));
+        json_pack("{s:s,s:I,s:s,s:f,s:o,s:o,s:o,s:o,s:i,s:b,s:s,s:s,s:s}", "cluster", cluster,
+                  "term", (json_int_t)h->term.head, "state", head_state_name(h->state), "uptime_s",
+                  (double)(fl_loop_now_ns(h->loop) - h->start_ns) / 1e9, "nodes", nodes, "jobs",
+                  jobs, "resources", resources, "waiting", waiting(h), "unknown",
+                  (int)unknown_pieces(h), "journal_older", h->foreign_to != 0, "journal_note",
+                  h->opened.note, "address", h->rpc, "http", h->http));
 }
 
-/* ---- lists ------------------------------------------------------------------------------------ */
+/* ---- lists ------------------------------------------------------------------------------------
+ */
 
 static json_t *device_list(struct head *h, const struct node *n)
 {
@@ -136,14 +144,16 @@ static json_t *device_list(struct head *h, const struct node *n)
         const Fl__Device *d = n->rec->inventory->devices[i];
         unsigned users = 0;
 
-        HASH_ITER(hh, h->leases, l, tmp)
-            for (size_t k = 0; same_bytes(&l->rec->at->id, &n->rec->who->id) && k < l->rec->n_devices; k++)
+        HASH_ITER (hh, h->leases, l, tmp)
+            for (size_t k = 0;
+                 same_bytes(&l->rec->at->id, &n->rec->who->id) && k < l->rec->n_devices; k++)
                 users += l->rec->devices[k] == i;
-        LL_FOREACH(n->leases, u)
+        LL_FOREACH (n->leases, u)
             for (size_t k = 0; k < u->lease->n_devices; k++)
                 users += u->lease->devices[k] == i;
-        json_array_append_new(list, json_pack("{s:s,s:o,s:I,s:b,s:i}", "id", d->id, "uuid", rest_text(d->uuid),
-                                              "memory_bytes", (json_int_t)d->memory_bytes, "logical",
+        json_array_append_new(list, json_pack("{s:s,s:o,s:I,s:b,s:i}", "id", d->id, "uuid",
+                                              rest_text(d->uuid), "memory_bytes",
+                                              (json_int_t)d->memory_bytes, "logical",
                                               (int)d->logical, "leases", (int)users));
     }
     return list;
@@ -155,10 +165,10 @@ static int workers_on(struct head *h, const struct node *n)
     struct unknown_worker *u;
     int c = 0;
 
-    HASH_ITER(hh, h->seats, s, tmp)
+    HASH_ITER (hh, h->seats, s, tmp)
         c += s->rec->state == FL__SEAT_STATE__SEAT_LIVE && s->rec->at &&
              same_bytes(&s->rec->at->id, &n->rec->who->id);
-    LL_FOREACH(n->workers, u)
+    LL_FOREACH (n->workers, u)
         c++;
     return c;
 }
@@ -169,7 +179,7 @@ void rest_nodes(void *head, struct http_req *req)
     json_t *list = json_array();
     struct node *n, *tmp;
 
-    HASH_ITER(hh, h->nodes, n, tmp) {
+    HASH_ITER (hh, h->nodes, n, tmp) {
         json_t *resources = json_object(), *labels = json_object();
 
         add_node(h, n, resources);
@@ -178,11 +188,12 @@ void rest_nodes(void *head, struct http_req *req)
                                 json_string(n->rec->inventory->labels[i]->value));
         json_array_append_new(
             list, json_pack("{s:o,s:s,s:s,s:s,s:I,s:s,s:o,s:o,s:o,s:i,s:I,s:f,s:I,s:o}", "id",
-                            rest_hex(&n->rec->who->id), "name", n->rec->name, "address", n->rec->address,
-                            "state", node_state_name(n->state), "start", (json_int_t)n->rec->who->start,
-                            "boot_id", n->rec->boot_id, "resources", resources, "devices", device_list(h, n),
-                            "labels", labels, "workers", workers_on(h, n), "memory_available",
-                            (json_int_t)n->memory_available, "load", n->load_e2 / 100.0, "silent_ms",
+                            rest_hex(&n->rec->who->id), "name", n->rec->name, "address",
+                            n->rec->address, "state", node_state_name(n->state), "start",
+                            (json_int_t)n->rec->who->start, "boot_id", n->rec->boot_id, "resources",
+                            resources, "devices", device_list(h, n), "labels", labels, "workers",
+                            workers_on(h, n), "memory_available", (json_int_t)n->memory_available,
+                            "load", n->load_e2 / 100.0, "silent_ms",
                             (json_int_t)((fl_loop_now_ns(h->loop) - n->beat_ns) / 1000000), "why",
                             rest_text(n->rec->why)));
     }
@@ -193,7 +204,10 @@ static const char *seat_state_name(const struct seat *s)
 {
     switch (s->rec->state) {
     case FL__SEAT_STATE__SEAT_LIVE:
-        return s->stopping || seat_wants_end(s) ? "STOPPING" : s->joined ? "LIVE" : s->started ? "RUNNING" : "STARTING";
+        return s->stopping || seat_wants_end(s) ? "STOPPING"
+               : s->joined                      ? "LIVE"
+               : s->started                     ? "RUNNING"
+                                                : "STARTING";
     case FL__SEAT_STATE__SEAT_WAITING:
         return "WAITING";
     default:
@@ -205,9 +219,10 @@ static json_t *exit_json(const Fl__Exit *x)
 {
     if (!x)
         return json_null();
-    return json_pack("{s:i,s:i,s:i,s:I,s:I,s:o,s:o}", "cause", (int)x->cause, "code", (int)x->code, "signal",
-                     (int)x->signal, "lived_ms", (json_int_t)x->lived_ms, "peak_bytes",
-                     (json_int_t)x->peak_bytes, "why", rest_text(x->why), "last", rest_text(x->last));
+    return json_pack("{s:i,s:i,s:i,s:I,s:I,s:o,s:o}", "cause", (int)x->cause, "code", (int)x->code,
+                     "signal", (int)x->signal, "lived_ms", (json_int_t)x->lived_ms, "peak_bytes",
+                     (json_int_t)x->peak_bytes, "why", rest_text(x->why), "last",
+                     rest_text(x->last));
 }
 
 static json_t *seat_json(const struct seat *s)
@@ -216,12 +231,13 @@ static json_t *seat_json(const struct seat *s)
     const Fl__SeatRec *r = s->rec;
 
     return json_pack("{s:o,s:s,s:i,s:i,s:i,s:s,s:o,s:o,s:s,s:o,s:i,s:o,s:o,s:b}", "id",
-                     rest_hex(&r->who->worker), "role", r->role, "rank", (int)r->rank, "world", (int)r->world,
-                     "attempt", (int)r->who->attempt, "state", seat_state_name(s), "node",
-                     rest_text(n ? n->rec->name : NULL), "pid", s->pid ? json_integer(s->pid) : json_null(),
-                     "job", s->job->rec->submission_id, "group",
-                     r->has_group ? rest_hex(&r->group) : json_null(), "restarts", (int)r->restarts, "why",
-                     rest_text(r->exit ? r->exit->why : NULL), "exit", exit_json(r->exit), "known", 1);
+                     rest_hex(&r->who->worker), "role", r->role, "rank", (int)r->rank, "world",
+                     (int)r->world, "attempt", (int)r->who->attempt, "state", seat_state_name(s),
+                     "node", rest_text(n ? n->rec->name : NULL), "pid",
+                     s->pid ? json_integer(s->pid) : json_null(), "job", s->job->rec->submission_id,
+                     "group", r->has_group ? rest_hex(&r->group) : json_null(), "restarts",
+                     (int)r->restarts, "why", rest_text(r->exit ? r->exit->why : NULL), "exit",
+                     exit_json(r->exit), "known", 1);
 }
 
 void rest_workers(void *head, struct http_req *req)
@@ -232,17 +248,19 @@ void rest_workers(void *head, struct http_req *req)
     struct node *n, *ntmp;
     struct unknown_worker *u;
 
-    HASH_ITER(hh, h->seats, s, stmp)
+    HASH_ITER (hh, h->seats, s, stmp)
         json_array_append_new(list, seat_json(s));
-    HASH_ITER(hh, h->nodes, n, ntmp)
-        LL_FOREACH(n->workers, u)
-            json_array_append_new(
-                list, json_pack("{s:o,s:s,s:i,s:i,s:s,s:s,s:i,s:n,s:s,s:b}", "id",
-                                rest_hex(&u->state->who->worker), "role", u->state->role, "rank",
-                                (int)u->state->rank, "attempt", (int)u->state->who->attempt, "state", "UNKNOWN",
-                                "node", n->rec->name, "pid", (int)u->state->pid, "job", "why",
-                                "this head's journal does not know it; it runs on and nothing is placed over it",
-                                "known", 0));
+    HASH_ITER (hh, h->nodes, n, ntmp)
+        LL_FOREACH (n->workers, u)
+            json_array_append_new(list,
+                                  json_pack("{s:o,s:s,s:i,s:i,s:s,s:s,s:i,s:n,s:s,s:b}", "id",
+                                            rest_hex(&u->state->who->worker), "role",
+                                            u->state->role, "rank", (int)u->state->rank, "attempt",
+                                            (int)u->state->who->attempt, "state", "UNKNOWN", "node",
+                                            n->rec->name, "pid", (int)u->state->pid, "job", "why",
+                                            "this head's journal does not know it; it runs on and "
+                                            "nothing is placed over it",
+                                            "known", 0));
     http_reply_json(req, 200, list);
 }
 
@@ -262,38 +280,45 @@ void rest_groups(void *head, struct http_req *req)
     struct group *g, *tmp;
     struct role *r;
 
-    HASH_ITER(hh, h->groups, g, tmp) {
+    HASH_ITER (hh, h->groups, g, tmp) {
         json_t *bundles = json_array(), *roles = json_array();
 
         for (size_t i = 0; i < g->rec->n_bundles; i++)
-            json_array_append_new(bundles, json_pack("{s:o,s:I}", "wants",
-                                                     amounts_json(g->rec->bundles[i]->wants, g->rec->bundles[i]->n_wants),
-                                                     "lease", (json_int_t)g->rec->bundles[i]->lease));
-        LL_FOREACH(g->roles, r)
+            json_array_append_new(
+                bundles,
+                json_pack("{s:o,s:I}", "wants",
+                          amounts_json(g->rec->bundles[i]->wants, g->rec->bundles[i]->n_wants),
+                          "lease", (json_int_t)g->rec->bundles[i]->lease));
+        LL_FOREACH (g->roles, r)
             json_array_append_new(roles, json_string(r->rec->launch->role));
         json_array_append_new(
-            list, json_pack("{s:o,s:s,s:s,s:s,s:o,s:o,s:o,s:o}", "id", rest_hex(&g->rec->id), "job",
-                            g->job->rec->submission_id, "state", rest_group_state(g->rec->state), "strategy",
-                            strategy_name(g->rec->strategy), "bundles", bundles, "roles", roles, "layout",
-                            rest_text(g->rec->layout ? g->rec->layout->text : NULL), "why",
-                            rest_text(g->why[0] ? g->why : g->rec->why)));
+            list,
+            json_pack("{s:o,s:s,s:s,s:s,s:o,s:o,s:o,s:o}", "id", rest_hex(&g->rec->id), "job",
+                      g->job->rec->submission_id, "state", rest_group_state(g->rec->state),
+                      "strategy", strategy_name(g->rec->strategy), "bundles", bundles, "roles",
+                      roles, "layout", rest_text(g->rec->layout ? g->rec->layout->text : NULL),
+                      "why", rest_text(g->why[0] ? g->why : g->rec->why)));
     }
     http_reply_json(req, 200, list);
 }
 
-static json_t *lease_json(struct head *h, const struct node *n, const Fl__Lease *l, const char *state)
+static json_t *lease_json(struct head *h, const struct node *n, const Fl__Lease *l,
+                          const char *state)
 {
     json_t *devices = json_array();
     struct job *j = job_of(h, &l->job);
 
     for (size_t i = 0; i < l->n_devices; i++)
-        json_array_append_new(devices, n && l->devices[i] < n->rec->inventory->n_devices
-                                           ? json_string(n->rec->inventory->devices[l->devices[i]]->id)
-                                           : json_integer(l->devices[i]));
+        json_array_append_new(devices,
+                              n && l->devices[i] < n->rec->inventory->n_devices
+                                  ? json_string(n->rec->inventory->devices[l->devices[i]]->id)
+                                  : json_integer(l->devices[i]));
     return json_pack("{s:I,s:o,s:o,s:o,s:i,s:s,s:o,s:o,s:I}", "id", (json_int_t)l->id, "node",
-                     rest_text(n ? n->rec->name : NULL), "job", rest_text(j ? j->rec->submission_id : NULL),
-                     "group", rest_hex(&l->group), "bundle", (int)l->bundle, "state", state, "amounts",
-                     amounts_json(l->amounts, l->n_amounts), "devices", devices, "term", (json_int_t)l->by->head);
+                     rest_text(n ? n->rec->name : NULL), "job",
+                     rest_text(j ? j->rec->submission_id : NULL), "group", rest_hex(&l->group),
+                     "bundle", (int)l->bundle, "state", state, "amounts",
+                     amounts_json(l->amounts, l->n_amounts), "devices", devices, "term",
+                     (json_int_t)l->by->head);
 }
 
 void rest_leases(void *head, struct http_req *req)
@@ -305,16 +330,19 @@ void rest_leases(void *head, struct http_req *req)
     struct node *n, *ntmp;
     struct unknown_lease *u;
 
-    HASH_ITER(hh, h->leases, l, ltmp)
-        json_array_append_new(list, lease_json(h, node_of(h, &l->rec->at->id), l->rec,
-                                               (unsigned)l->rec->state < FL_LEN(states) ? states[l->rec->state] : "?"));
-    HASH_ITER(hh, h->nodes, n, ntmp)
-        LL_FOREACH(n->leases, u)
+    HASH_ITER (hh, h->leases, l, ltmp)
+        json_array_append_new(
+            list,
+            lease_json(h, node_of(h, &l->rec->at->id), l->rec,
+                       (unsigned)l->rec->state < FL_LEN(states) ? states[l->rec->state] : "?"));
+    HASH_ITER (hh, h->nodes, n, ntmp)
+        LL_FOREACH (n->leases, u)
             json_array_append_new(list, lease_json(h, n, u->lease, "UNKNOWN"));
     http_reply_json(req, 200, list);
 }
 
-/* ---- explaining ------------------------------------------------------------------------------- */
+/* ---- explaining -------------------------------------------------------------------------------
+ */
 
 static json_t *explain_one(struct head *h, const Fl__DecisionRec *d, struct fl_str *all)
 {
@@ -327,10 +355,12 @@ static json_t *explain_one(struct head *h, const Fl__DecisionRec *d, struct fl_s
     for (size_t i = 0; i < d->n_bundles;) { /* equal ones together */
         size_t same = 1;
 
-        for (; i + same < d->n_bundles && d->bundles[i]->n_wants == d->bundles[i + same]->n_wants; same++) {
+        for (; i + same < d->n_bundles && d->bundles[i]->n_wants == d->bundles[i + same]->n_wants;
+             same++) {
             size_t k = 0;
 
-            while (k < d->bundles[i]->n_wants && d->bundles[i]->wants[k]->e4 == d->bundles[i + same]->wants[k]->e4 &&
+            while (k < d->bundles[i]->n_wants &&
+                   d->bundles[i]->wants[k]->e4 == d->bundles[i + same]->wants[k]->e4 &&
                    strcmp(d->bundles[i]->wants[k]->name, d->bundles[i + same]->wants[k]->name) == 0)
                 k++;
             if (k < d->bundles[i]->n_wants)
@@ -343,13 +373,15 @@ static json_t *explain_one(struct head *h, const Fl__DecisionRec *d, struct fl_s
         i += same;
     }
     fl_str_add(all, "asked: %s, %s, of %zu nodes at record %llu\n%s%s%s%s", fl_str_text(&asked),
-               strategy_name(d->strategy), d->n_nodes, (unsigned long long)d->seq, st == FL_OK ? "" : err.text,
-               st == FL_OK ? "" : "\n", fl_str_text(&lines),
-               st == (enum fl_status)d->status ? "" : "(this head's solver decides otherwise than then)\n");
+               strategy_name(d->strategy), d->n_nodes, (unsigned long long)d->seq,
+               st == FL_OK ? "" : err.text, st == FL_OK ? "" : "\n", fl_str_text(&lines),
+               st == (enum fl_status)d->status
+                   ? ""
+                   : "(this head's solver decides otherwise than then)\n");
     json_t *one = json_pack("{s:o,s:o,s:I,s:s,s:b,s:s,s:s}", "group", rest_hex(&d->group), "job",
-                            rest_text(j ? j->rec->submission_id : NULL), "seq", (json_int_t)d->seq, "decision",
-                            verdict, "same", st == (enum fl_status)d->status, "asked", fl_str_text(&asked), "text",
-                            fl_str_text(&lines));
+                            rest_text(j ? j->rec->submission_id : NULL), "seq", (json_int_t)d->seq,
+                            "decision", verdict, "same", st == (enum fl_status)d->status, "asked",
+                            fl_str_text(&asked), "text", fl_str_text(&lines));
     fl_str_fini(&asked);
     fl_str_fini(&lines);
     return one;
@@ -375,26 +407,29 @@ void rest_explain(void *head, struct http_req *req)
     json_t *list = json_array(), *last = NULL;
     struct decision *d;
 
-    DL_FOREACH(h->decisions, d)
+    DL_FOREACH (h->decisions, d)
         if (concerns(d->rec, j, id)) {
             last = explain_one(h, d->rec, &text);
             json_array_append_new(list, last);
         }
     if (!last) {
-        http_reply_error(req, 404, "no placement decision is kept for %.80s; it names a job or a placement group",
-                         id);
+        http_reply_error(
+            req, 404,
+            "no placement decision is kept for %.80s; it names a job or a placement group", id);
         json_decref(list);
     } else {
         json_t *verdict = json_incref(json_object_get(last, "decision"));
         json_t *job = json_incref(json_object_get(last, "job"));
 
-        http_reply_json(req, 200, json_pack("{s:o,s:o,s:s,s:o}", "job", job, "decision", verdict, "text",
-                                            fl_str_text(&text), "decisions", list));
+        http_reply_json(req, 200,
+                        json_pack("{s:o,s:o,s:s,s:o}", "job", job, "decision", verdict, "text",
+                                  fl_str_text(&text), "decisions", list));
     }
     fl_str_fini(&text);
 }
 
-/* ---- the rest --------------------------------------------------------------------------------- */
+/* ---- the rest ---------------------------------------------------------------------------------
+ */
 
 void rest_shutdown(void *head, struct http_req *req)
 {
@@ -414,7 +449,8 @@ void rest_shutdown(void *head, struct http_req *req)
     json_decref(o);
 }
 
-static void gauge(struct head *h, const struct fl_metric_name *name, const char *key, const char *value, double v)
+static void gauge(struct head *h, const struct fl_metric_name *name, const char *key,
+                  const char *value, double v)
 {
     struct fl_metric_label label = { key, value };
     struct fl_metric *m;
@@ -425,23 +461,24 @@ static void gauge(struct head *h, const struct fl_metric_name *name, const char 
 
 static void gauges(struct head *h)
 {
-    static const struct fl_metric_name nodes = { FL_GAUGE, "furlong_nodes", "Nodes by state" },
-                                       jobs = { FL_GAUGE, "furlong_jobs", "Jobs by status" },
-                                       leases = { FL_GAUGE, "furlong_leases", "Leases given" },
-                                       groups = { FL_GAUGE, "furlong_groups", "Placement groups" },
-                                       workers = { FL_GAUGE, "furlong_workers", "Seats in the directory" },
-                                       term = { FL_GAUGE, "furlong_head_term", "Starts of a head of this cluster" },
-                                       size = { FL_GAUGE, "furlong_journal_bytes", "Size of the journal's files" },
-                                       records = { FL_GAUGE, "furlong_journal_records", "Records since the start" },
-                                       syncs = { FL_GAUGE, "furlong_journal_groups", "Groups committed since the start" };
+    static const struct fl_metric_name
+        nodes = { FL_GAUGE, "furlong_nodes", "Nodes by state" },
+        jobs = { FL_GAUGE, "furlong_jobs", "Jobs by status" },
+        leases = { FL_GAUGE, "furlong_leases", "Leases given" },
+        groups = { FL_GAUGE, "furlong_groups", "Placement groups" },
+        workers = { FL_GAUGE, "furlong_workers", "Seats in the directory" },
+        term = { FL_GAUGE, "furlong_head_term", "Starts of a head of this cluster" },
+        size = { FL_GAUGE, "furlong_journal_bytes", "Size of the journal's files" },
+        records = { FL_GAUGE, "furlong_journal_records", "Records since the start" },
+        syncs = { FL_GAUGE, "furlong_journal_groups", "Groups committed since the start" };
     unsigned by_state[NODE_STATES] = { 0 }, by_status[5] = { 0 };
     struct journal_stats s;
     struct node *n, *ntmp;
     struct job *j, *jtmp;
 
-    HASH_ITER(hh, h->nodes, n, ntmp)
+    HASH_ITER (hh, h->nodes, n, ntmp)
         by_state[n->state]++;
-    HASH_ITER(hh, h->jobs, j, jtmp)
+    HASH_ITER (hh, h->jobs, j, jtmp)
         by_status[j->rec->status]++;
     for (unsigned i = 0; i < NODE_STATES; i++)
         gauge(h, &nodes, "state", node_state_name(i), by_state[i]);
@@ -464,6 +501,7 @@ void rest_metrics(void *head, struct http_req *req)
 
     gauges(h);
     fl_metrics_text(h->metrics, &text);
-    http_reply_bytes(req, 200, "text/plain; version=0.0.4", (struct fl_bytes){ fl_str_text(&text), text.len });
+    http_reply_bytes(req, 200, "text/plain; version=0.0.4",
+                     (struct fl_bytes){ fl_str_text(&text), text.len });
     fl_str_fini(&text);
 }

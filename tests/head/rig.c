@@ -4,7 +4,8 @@
 
 enum { WAIT_MS = 5000 };
 
-/* ---- the head --------------------------------------------------------------------------------- */
+/* ---- the head ---------------------------------------------------------------------------------
+ */
 
 static void on_ended(void *arg)
 {
@@ -31,7 +32,8 @@ void rig_open_head(struct rig *r)
 
     t_ok(rig_try_head(r, &err), &err);
     struct wire_hello me = head_hello(r->head);
-    t_ok(stream_listen(r->loop, &stream_pair, &at, &me, head_accept, r->head, &r->server, &err), &err);
+    t_ok(stream_listen(r->loop, &stream_pair, &at, &me, head_accept, r->head, &r->server, &err),
+         &err);
     head_on_term(r->head, on_term, r);
 }
 
@@ -95,7 +97,8 @@ void rig_pass(struct rig *r, uint64_t ms)
     }
 }
 
-/* ---- calls ------------------------------------------------------------------------------------ */
+/* ---- calls ------------------------------------------------------------------------------------
+ */
 
 static void on_answer(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
                       const struct fl_err *err)
@@ -120,7 +123,8 @@ void ask_start(struct fake *f, uint16_t method, const void *msg, struct asked *a
     fl_str_fini(&buf);
 }
 
-void ask_relay(struct fake *f, struct fake_worker *from, uint32_t method, const void *msg, struct asked *a)
+void ask_relay(struct fake *f, struct fake_worker *from, uint32_t method, const void *msg,
+               struct asked *a)
 {
     struct fl_str buf = FL_STR_HEAP(1 << 24);
     Fl__Relay m = FL__RELAY__INIT;
@@ -157,7 +161,8 @@ void ask_free(struct asked *a)
     fl_str_fini(&a->body);
 }
 
-/* ---- what a daemon is told -------------------------------------------------------------------- */
+/* ---- what a daemon is told --------------------------------------------------------------------
+ */
 
 static void *body(const struct wire_msg *m, const ProtobufCMessageDescriptor *d)
 {
@@ -345,7 +350,8 @@ static void on_deliver(void *arg, struct call_req *req, const struct wire_msg *m
     free_msg(d);
 }
 
-static void left(struct call_op *op, enum fl_status st, const struct wire_msg *reply, const struct fl_err *err)
+static void left(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
+                 const struct fl_err *err)
 {
     (void)st, (void)reply, (void)err;
     free(op);
@@ -371,13 +377,14 @@ static void on_shutdown(void *arg, struct call_req *req, const struct wire_msg *
 }
 
 static const struct call_method methods[] = {
-    { FL_LEASE_PREPARE, "prepare", on_prepare }, { FL_LEASE_COMMIT, "commit", on_commit },
-    { FL_LEASE_RELEASE, "release", on_release }, { FL_WORKER_START, "start", on_start },
-    { FL_WORKER_STOP, "stop", on_stop },         { FL_DELIVER, "deliver", on_deliver },
+    { FL_LEASE_PREPARE, "prepare", on_prepare },   { FL_LEASE_COMMIT, "commit", on_commit },
+    { FL_LEASE_RELEASE, "release", on_release },   { FL_WORKER_START, "start", on_start },
+    { FL_WORKER_STOP, "stop", on_stop },           { FL_DELIVER, "deliver", on_deliver },
     { FL_NODE_SHUTDOWN, "shutdown", on_shutdown },
 };
 
-/* ---- its life --------------------------------------------------------------------------------- */
+/* ---- its life ---------------------------------------------------------------------------------
+ */
 
 static void on_opened(void *arg, const struct wire_hello *peer)
 {
@@ -454,7 +461,8 @@ void fake_join(struct fake *f)
 {
     Fl__JoinRequest m = FL__JOIN_REQUEST__INIT;
     Fl__Inventory inv = FL__INVENTORY__INIT;
-    Fl__Amount amounts[2] = { FL__AMOUNT__INIT, FL__AMOUNT__INIT }, *all[2] = { &amounts[0], &amounts[1] };
+    Fl__Amount amounts[2] = { FL__AMOUNT__INIT, FL__AMOUNT__INIT },
+               *all[2] = { &amounts[0], &amounts[1] };
     Fl__Device devices[16], *devs[16];
     char ids[16][8];
     Fl__WorkerState states[FAKE_WORKERS], *ws[FAKE_WORKERS];
@@ -561,7 +569,8 @@ void fake_beat(struct fake *f)
     rig_turns(f->rig, 2);
 }
 
-/* ---- its workers ------------------------------------------------------------------------------ */
+/* ---- its workers ------------------------------------------------------------------------------
+ */
 
 struct fake_worker *fake_worker(struct fake *f, const char *role, uint32_t rank)
 {
@@ -611,7 +620,8 @@ void fake_exit(struct fake *f, struct fake_worker *w, int code)
     t_int_eq(fake_exit_try(f, w, code), FL_OK);
 }
 
-uint64_t fake_log(struct fake *f, struct fake_worker *w, unsigned stream, uint64_t offset, const char *text)
+uint64_t fake_log(struct fake *f, struct fake_worker *w, unsigned stream, uint64_t offset,
+                  const char *text)
 {
     Fl__LogPush m = FL__LOG_PUSH__INIT;
     Fl__SeatRef who = FL__SEAT_REF__INIT;
@@ -649,9 +659,13 @@ void fake_down(struct fake *f)
     memset(f, 0, sizeof(*f));
 }
 
-/* ---- jobs ------------------------------------------------------------------------------------- */
+/* ---- jobs -------------------------------------------------------------------------------------
+ */
 
-struct submitted { bool done; enum fl_status st; };
+struct submitted {
+    bool done;
+    enum fl_status st;
+};
 
 static void on_submitted(struct after *a, enum fl_status st, const struct fl_err *err)
 {

@@ -1,7 +1,7 @@
 /* tests/head/rig.h - a head on a held clock, with daemons that are played by the test
  *
- * Streams are in-memory pairs; the journal is a real one in the test's folder. What a daemon is told
- * it does as a real one would, unless the test has set it to refuse, or to say nothing. */
+ * Streams are in-memory pairs; the journal is a real one in the test's folder. What a daemon is
+ * told it does as a real one would, unless the test has set it to refuse, or to say nothing. */
 #pragma once
 #include "head/state.h"
 #include "tests/t.h"
@@ -17,8 +17,9 @@ struct rig {
     struct head_config cfg;
     unsigned ended, terms;
 };
-void rig_start(struct rig *r, const char *name, const struct head_config *like); /* NULL: defaults */
-void rig_again(struct rig *r);    /* the head ends and starts on the same journal */
+void rig_start(struct rig *r, const char *name,
+               const struct head_config *like); /* NULL: defaults */
+void rig_again(struct rig *r);                  /* the head ends and starts on the same journal */
 void rig_stop_head(struct rig *r);
 void rig_open_head(struct rig *r);
 enum fl_status rig_try_head(struct rig *r, struct fl_err *err);
@@ -58,26 +59,33 @@ struct fake { /* a daemon */
     unsigned prepares, commits, releases, stops, shutdowns;
     /* what it does when told: FL_OK, a refusal, or nothing at all */
     enum fl_status on_prepare, on_commit, on_start;
-    bool mute_prepare, mute_commit, mute_start, stop_ends; /* stop_ends: a stop is followed by the end */
-    bool leaves; /* NODE_SHUTDOWN is followed by NODE_LEAVE */
-    struct { uint32_t method; struct fl_seat_ref to; Fl__Members *members; } events[FAKE_EVENTS];
+    bool mute_prepare, mute_commit, mute_start,
+        stop_ends; /* stop_ends: a stop is followed by the end */
+    bool leaves;   /* NODE_SHUTDOWN is followed by NODE_LEAVE */
+    struct {
+        uint32_t method;
+        struct fl_seat_ref to;
+        Fl__Members *members;
+    } events[FAKE_EVENTS];
     size_t n_events;
     struct call_req *unanswered;
 };
 /* Connects and joins; *f is initialised by fake_init(). */
 void fake_init(struct fake *f, struct rig *r, const char *name, const char *address, unsigned gpus);
 void fake_connect(struct fake *f);
-void fake_join(struct fake *f);         /* until it has joined, been fenced or been refused */
+void fake_join(struct fake *f); /* until it has joined, been fenced or been refused */
 void fake_up(struct fake *f, struct rig *r, const char *name, const char *address, unsigned gpus);
-void fake_cut(struct fake *f);          /* the stream ends, what runs goes on */
-void fake_again(struct fake *f);        /* connects and joins anew, with what it has */
+void fake_cut(struct fake *f);   /* the stream ends, what runs goes on */
+void fake_again(struct fake *f); /* connects and joins anew, with what it has */
 void fake_beat(struct fake *f);
-struct fake_worker *fake_worker(struct fake *f, const char *role, uint32_t rank); /* the youngest; NULL */
+struct fake_worker *fake_worker(struct fake *f, const char *role,
+                                uint32_t rank); /* the youngest; NULL */
 void fake_joined(struct fake *f, struct fake_worker *w);
 void fake_exit(struct fake *f, struct fake_worker *w, int code); /* until the head has it on disk */
 enum fl_status fake_exit_try(struct fake *f, struct fake_worker *w, int code);
-uint64_t fake_log(struct fake *f, struct fake_worker *w, unsigned stream, uint64_t offset, const char *text);
-void fake_down(struct fake *f);         /* forgets everything of it */
+uint64_t fake_log(struct fake *f, struct fake_worker *w, unsigned stream, uint64_t offset,
+                  const char *text);
+void fake_down(struct fake *f); /* forgets everything of it */
 
 /* A call of a daemon or, relayed, of a worker; status of the answer, *out as unpacked or NULL. */
 struct asked {
@@ -88,10 +96,12 @@ struct asked {
     struct fl_str body;
 };
 void ask_start(struct fake *f, uint16_t method, const void *msg, struct asked *a);
-void ask_relay(struct fake *f, struct fake_worker *from, uint32_t method, const void *msg, struct asked *a);
+void ask_relay(struct fake *f, struct fake_worker *from, uint32_t method, const void *msg,
+               struct asked *a);
 void ask_wait(struct fake *f, struct asked *a);
 void *asked_msg(struct asked *a, const ProtobufCMessageDescriptor *d);
 void ask_free(struct asked *a);
 
-char *submit(struct rig *r, const char *entrypoint, const struct job_ask *like); /* its id; static */
+char *submit(struct rig *r, const char *entrypoint,
+             const struct job_ask *like); /* its id; static */
 struct job *job(struct rig *r, const char *id);

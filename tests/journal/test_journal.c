@@ -1,4 +1,5 @@
-/* The journal: what is promised is there again, whatever happened to the process, the disk or the file. */
+/* The journal: what is promised is there again, whatever happened to the process, the disk or the
+ * file. */
 #include "tests/t.h"
 
 #include <errno.h>
@@ -20,7 +21,9 @@ struct state {
     uint32_t slot[SLOTS];
     unsigned applied;
 };
-struct set { uint32_t slot, value; };
+struct set {
+    uint32_t slot, value;
+};
 
 static void apply_set(void *arg, struct fl_bytes body)
 {
@@ -121,8 +124,10 @@ static void set(struct fix *f, uint32_t slot, uint32_t value, struct waiter *w)
 
     if (w)
         *w = (struct waiter){ .op.durable = on_durable, .f = f };
-    t_ok(journal_append(f->j, SET, (struct fl_bytes){ &(struct set){ slot, value }, sizeof(struct set) },
-                        w ? &w->op : NULL, &err), &err);
+    t_ok(journal_append(f->j, SET,
+                        (struct fl_bytes){ &(struct set){ slot, value }, sizeof(struct set) },
+                        w ? &w->op : NULL, &err),
+         &err);
 }
 
 static void set_durable(struct fix *f, uint32_t slot, uint32_t value)
@@ -165,7 +170,8 @@ static void copy_file(const char *from, const char *to)
     t_int_eq(system(cmd), 0);
 }
 
-/* ------------------------------------------------------------------------------------------------ */
+/* ------------------------------------------------------------------------------------------------
+ */
 
 static void opens_fresh_and_counts_terms(void **unused)
 {
@@ -325,10 +331,10 @@ static void term_is_raised_above_what_was_seen(void **unused)
 /* Each kind of damage to a file that was closed, or copied while it was open. */
 struct damage {
     const char *name;
-    bool live;       /* copy file and log while the journal is open */
-    bool log;        /* hurt the log, else the file */
-    int where_pct;   /* of its size; 0: the very beginning */
-    int cut_pct;     /* keep so much instead, 0: flip bytes */
+    bool live;     /* copy file and log while the journal is open */
+    bool log;      /* hurt the log, else the file */
+    int where_pct; /* of its size; 0: the very beginning */
+    int cut_pct;   /* keep so much instead, 0: flip bytes */
     enum fl_status wanted;
     bool note;
 };
@@ -370,7 +376,7 @@ static void make_journal(struct fix *f, const char *name, bool live, char copy[1
         copy_file(from, to);
         fix_close(f);
     }
-    snprintf(f->path, sizeof(f->path), "%s", copy);
+    (void)FL_COPY(f->path, copy);
 }
 
 static void hurt(const struct damage *d, const char *copy)
@@ -409,7 +415,8 @@ static void damaged_tails_are_cut_with_a_note(void **unused)
             continue;
         }
         t_true((f.found.note[0] != '\0') == d->note, "%s: note \"%s\"", d->name, f.found.note);
-        t_true(f.state.applied <= 800 && (!d->note || f.state.applied < 800 || d->log), "%s", d->name);
+        t_true(f.state.applied <= 800 && (!d->note || f.state.applied < 800 || d->log), "%s",
+               d->name);
         t_true(d->note || f.state.applied == 800, "%s: %u", d->name, f.state.applied);
         if (d->note)
             t_has(f.found.note, "cut");
@@ -516,7 +523,8 @@ static void the_queue_is_bounded(void **unused)
     fix_open(&f, &o);
     t_ok(fl_fault_set("journal.full:1=fail", &err), &err);
     for (; st == FL_OK && taken < 1000; taken += st == FL_OK)
-        st = journal_append(f.j, SET, (struct fl_bytes){ &(struct set){ 1, taken + 1 }, 8 }, NULL, &err);
+        st = journal_append(f.j, SET, (struct fl_bytes){ &(struct set){ 1, taken + 1 }, 8 }, NULL,
+                            &err);
     t_refused(st, FL_EXHAUSTED, &err);
     t_true(taken > 5 && taken < 100, "%u", taken);
     t_int_eq(f.state.slot[1], taken, "what is refused is not applied");
@@ -527,11 +535,13 @@ static void the_queue_is_bounded(void **unused)
     fix_end(&f);
 }
 
-/* A process that is killed at a fault point while it writes; the parent then looks at what is left. */
+/* A process that is killed at a fault point while it writes; the parent then looks at what is left.
+ */
 static void killed_anywhere_keeps_what_was_told(void **unused)
 {
-    static const char *const points[] = { "journal.record:3", "journal.record:17", "journal.record:90",
-                                          "journal.full:1",   "journal.full:4",    "journal.committed:1",
+    static const char *const points[] = { "journal.record:3",   "journal.record:17",
+                                          "journal.record:90",  "journal.full:1",
+                                          "journal.full:4",     "journal.committed:1",
                                           "journal.committed:5" };
 
     (void)unused;
@@ -570,7 +580,8 @@ static void killed_anywhere_keeps_what_was_told(void **unused)
         close(told[0]);
         int status = 0;
         t_int_eq(waitpid(pid, &status, 0), pid);
-        t_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "%s: status %x", points[p], status);
+        t_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "%s: status %x", points[p],
+               status);
         fix_start(&f, name);
         t_ok(try_open(&f, NULL, &err), &err);
         uint32_t most = 0;
