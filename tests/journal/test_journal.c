@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/base/fault.h"
+#include "common/base/str.h"
 #include "head/journal/journal.h"
 #include "head/journal/store.h"
 
