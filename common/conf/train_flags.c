@@ -86,6 +86,7 @@ static const struct fl_opt place_opts[] = {
     WORD("colocate-transfer", colocate_transfer, "share|copy|auto", "auto", "how weights change hands inside a device"),
     WORD("update-weight-transfer-mode", transfer_mode, "broadcast|p2p|disk-delta|auto", "broadcast", "how weights reach the engines of a split run"),
     TEXT("update-weight-disk-dir", update_weight_disk_dir, "FOLDER", NULL, "of disk-delta: a folder that all nodes see"),
+    TEXT("update-weight-local-checkpoint-dir", local_checkpoint_dir, "FOLDER", NULL, "of disk-delta: on every node, for the engines' own copies (default: beside their sockets)"),
     { .kind = FL_OPT_BYTES, .name = "update-weight-buffer-size", .arg = "BYTES", .fallback = "512MiB", .at = AT(buffer_size), .help = "of one bucket" },
     INT("update-weights-interval", update_weights_interval, "STEPS", "1", 1, BIG, "of --async: steps between two updates"),
     INT("update-weight-min-engines", min_engines, "N", "0", 0, 100000, "commit at the deadline when so many are ready; 0: all that live"),
@@ -220,6 +221,9 @@ static enum fl_status resolve_mode(struct train_flags *f, const struct fl_opts *
     if (f->update_weight_disk_dir && !disk)
         return fl_fail(err, FL_INVALID,
                        "--update-weight-disk-dir needs --update-weight-transfer-mode disk-delta");
+    if (f->local_checkpoint_dir && !disk)
+        return fl_fail(err, FL_INVALID,
+                       "--update-weight-local-checkpoint-dir needs --update-weight-transfer-mode disk-delta");
     if (!f->colocate) {
         if (fl_opts_given(o, "colocate-transfer"))
             return fl_fail(err, FL_INVALID, "--colocate-transfer needs --colocate");

@@ -33,7 +33,7 @@ struct train_flags {
     bool colocate, offload, offload_train, offload_rollout, is_async, check_weight_update_equal;
     const char *offload_train_target, *offload_train_disk_dir, *offload_rollout_level;
     const char *memory_peak_device, *colocate_transfer;
-    const char *transfer_mode, *update_weight_disk_dir;
+    const char *transfer_mode, *update_weight_disk_dir, *local_checkpoint_dir;
     uint64_t buffer_size;
     int64_t update_weights_interval, min_engines, weight_slots;
     double update_timeout_s;

@@ -154,6 +154,7 @@ struct furlong_weights_opts {
     bool fixed_addresses; /* captured graphs: commit remaps; 12 ms for 16 GiB on an H200      */
     void *stream;         /* CUstream that the program's kernels run on; NULL: host memory    */
     bool check_equal;     /* engine: read all bytes once more and compare before they serve   */
+    const char *local_dir; /* engine, disk-delta: for its own full copy; NULL: where its sockets are */
 };
 /* Trainer. Between publish and the next begin the memory is frozen: engines read it. begin asks the
  * coordinator (the driver) and returns when nobody reads what will be written: with one slot, when

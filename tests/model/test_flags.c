@@ -45,6 +45,7 @@ static void refused(void **state)
         { "--async --offload-train", "--async", "--offload-train" },
         { "--update-weights-interval 2", "--update-weights-interval", "--async" },
         { "--update-weight-disk-dir /x", "--update-weight-disk-dir", "disk-delta" },
+        { "--update-weight-local-checkpoint-dir /x", "--update-weight-local-checkpoint-dir", "disk-delta" },
         { "--train-backend megatron", "--train-backend megatron", "--trainer-cmd" },
         { "--lora-rank 4", "--lora-rank 4", "--trainer-cmd" },
         { "--advantage-estimator ppo", "--advantage-estimator ppo", "--trainer-cmd" },

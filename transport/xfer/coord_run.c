@@ -111,11 +111,12 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
     for (struct co_member *m = c->members; m; m = m->next)
         co_quiet(m);
     co_sweep(c);
-    fl_info("weights update %s set=%s epoch=%u.%u version=%" PRIu64 " committed=%u left_behind=%u bytes=%" PRIu64
-            " move_ms=%" PRIu64 " pause_us=%" PRIu64 " predicted_ms=%" PRIu64,
-            st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq, rep.now.number,
-            rep.n_committed, rep.n_left_behind, rep.bytes, rep.move_ns / 1000000, rep.pause_ns / 1000,
-            rep.predicted_ns / 1000000);
+    fl_log(st == FL_OK && !rep.n_left_behind ? FL_LOG_DEBUG : FL_LOG_INFO, /* every step of a run has one */
+           "weights update %s set=%s epoch=%u.%u version=%" PRIu64 " committed=%u left_behind=%u bytes=%" PRIu64
+           " move_ms=%" PRIu64 " pause_us=%" PRIu64 " predicted_ms=%" PRIu64,
+           st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq, rep.now.number,
+           rep.n_committed, rep.n_left_behind, rep.bytes, rep.move_ns / 1000000, rep.pause_ns / 1000,
+           rep.predicted_ns / 1000000);
     co_grant_next(c);
     run->done(run, st, &rep, &why); /* last: it may start the next one, or destroy c */
 }
@@ -860,7 +861,7 @@ static void planned(struct xfer_coord *c)
     c->rep.plan_ns = fl_loop_now_ns(c->loop) - now;
     c->rep.mode = c->plan->mode;
     c->rep.predicted_ns = c->plan->predicted_ns;
-    fl_info("weights plan set=%s epoch=%u.%u version=%" PRIu64 " mode=%s slots=%d edges=%zu buckets=%zu bytes=%" PRIu64
+    fl_debug("weights plan set=%s epoch=%u.%u version=%" PRIu64 " mode=%s slots=%d edges=%zu buckets=%zu bytes=%" PRIu64
             " predicted_ms=%" PRIu64,
             c->set, c->epoch.attempt, c->epoch.seq, c->target.number, xfer_mode_name(c->plan->mode),
             c->plan->slots == XFER_ONE_SLOT ? 1 : 2, c->plan->n_edges, c->plan->n_buckets, c->plan->bytes,

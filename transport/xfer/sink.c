@@ -164,8 +164,8 @@ enum fl_status sink_event(struct xfer_sink *s, enum rx_event on, const struct xf
     enum fl_status st = rx_event(&s->rx, on, e, &act, err);
 
     if (act != RX_DO_NOTHING)
-        fl_info("weights %s -> %s member=\"%s\" set=%s epoch=%u.%u on=%s", rx_state_name(was),
-                rx_state_name(s->rx.state), s->me.name, s->set.set, e->attempt, e->seq, rx_event_name(on));
+        fl_debug("weights %s -> %s member=\"%s\" set=%s epoch=%u.%u on=%s", rx_state_name(was),
+                 rx_state_name(s->rx.state), s->me.name, s->set.set, e->attempt, e->seq, rx_event_name(on));
     do_act(s, act);
     return st;
 }

@@ -149,8 +149,13 @@ static void accept_begin(struct client_sync *s)
                                 .check_equal = k->check_equal,
                                 .ops = &sink_ops,
                                 .arg = w };
+    const char *sock = w->f->seat.peer_sock, *slash = strrchr(sock, '/');
+    char beside[1024]; /* the worker's own folder: goes with it */
     struct fl_err err;
     enum fl_status st = weights_member(w->f, &o.me, &err);
+
+    snprintf(beside, sizeof(beside), "%.*s/weights", slash ? (int)(slash - sock) : 1, slash ? sock : ".");
+    o.local_dir = k->local_dir ? k->local_dir : beside;
 
     if (st == FL_OK)
         st = link_place_here(w->f->seat.shown.address, &o.place, &err);
@@ -168,7 +173,7 @@ enum fl_status furlong_weights_accept(struct furlong *f, const char *set,
 {
     struct furlong_weights *w = NULL;
     struct laid_out l = { 0 };
-    struct making k = { .m = &l.m, .check_equal = o && o->check_equal };
+    struct making k = { .m = &l.m, .check_equal = o && o->check_equal, .local_dir = o ? o->local_dir : NULL };
     enum fl_status st;
 
     FL_TRY(weights_new(f, set, o, &w, err));

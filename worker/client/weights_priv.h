@@ -53,6 +53,7 @@ struct making { /* of source or sink, on the loop */
     const struct xfer_manifest *m;
     enum xfer_slots slots;
     bool check_equal;
+    const char *local_dir; /* NULL: beside the peer socket */
 };
 enum fl_status weights_new(struct furlong *f, const char *set, const struct furlong_weights_opts *o,
                            struct furlong_weights **out, struct fl_err *err);

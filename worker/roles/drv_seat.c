@@ -166,7 +166,8 @@ static void sum_into(json_t *sum, const json_t *more)
 
 static bool is_move(const char *method)
 {
-    return !strncmp(method, "offload", 7) || !strncmp(method, "onload", 6);
+    return !strncmp(method, "offload", 7) || !strncmp(method, "onload", 6) ||
+           !strcmp(method, "clear_memory");
 }
 
 /* The first answer; of offload and onload bytes are added and the longest times taken over all. */

@@ -1,10 +1,12 @@
 #include "worker/roles/rollout.h"
 
 #include <malloc.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/fault.h"
+#include "common/base/file.h"
 #include "common/base/log.h"
 
 /* Pointers move in commit, and are gone while nothing serves. */
@@ -151,11 +153,19 @@ static enum fl_status serve(struct rollout *r, struct fl_err *err)
 static enum fl_status start(struct rollout *r, struct fl_err *err)
 {
     const struct train_flags *f = &r->args.flags;
+    char local[1024] = ""; /* engines of one node do not share a copy */
     struct furlong_weights_opts o = { .slots = (uint32_t)f->weight_slots,
                                       .check_equal = f->check_weight_update_equal || f->ci_test };
 
     FL_TRY(model_layout_create(&r->args.config, &r->layout, err));
     FL_TRY(engine_create(r->layout, (uint32_t)f->max_running_requests, ALPHABET_END, &r->engine, err));
+    if (f->local_checkpoint_dir) {
+        FL_TRY(fl_mkdirs(f->local_checkpoint_dir, err));
+        if ((size_t)snprintf(local, sizeof(local), "%s/%s-%u", f->local_checkpoint_dir,
+                             furlong_seat(r->f)->role, furlong_seat(r->f)->rank) >= sizeof(local))
+            return fl_fail(err, FL_INVALID, "--update-weight-local-checkpoint-dir: the path is too long");
+        o.local_dir = local;
+    }
     struct furlong_tensor *t = role_tensors(r->layout);
     r->w = calloc(r->layout->n, sizeof(*r->w));
     if (!t || !r->w) {

@@ -254,10 +254,12 @@ static size_t give_back(struct trainer *t)
 static enum fl_status on_clear(struct trainer *t, const struct furlong_event *ev, json_t **answer,
                                struct fl_err *err)
 {
+    size_t had = give_back(t);
+
     (void)ev;
     (void)err;
-    (void)give_back(t);
-    *answer = json_pack("{s:I}", "left_bytes", (json_int_t)(t->layout->floats * sizeof(float) * 3));
+    *answer = json_pack("{s:I, s:I}", "left_bytes", (json_int_t)(t->layout->floats * sizeof(float) * 3),
+                        "dropped_bytes", (json_int_t)had);
     return FL_OK;
 }
 
