@@ -129,6 +129,47 @@ static void nodes_add(struct fl_str *s, const struct room *r, const struct faile
         fl_str_add(s, ")");
 }
 
+/* What there is too little of; UINT32_MAX: no single amount. Devices first: they are what a run is sized
+ * by, and on a small machine cores are short whenever devices are. */
+static uint32_t scarce(const struct room *r, const struct failed *f)
+{
+    uint32_t first = UINT32_MAX;
+    size_t best;
+
+    for (uint32_t k = 0; k < r->snap->n_resources; k++) {
+        if (asked_of(f, k) <= has_of(r, f, k, &best) || best == SIZE_MAX)
+            continue;
+        if (strcmp(r->snap->resources[k], "GPU") == 0)
+            return k;
+        first = first == UINT32_MAX ? k : first;
+    }
+    return first;
+}
+
+static enum fl_status say_scarce(const struct room *r, const struct room *empty, const struct failed *f, uint32_t k,
+                                 bool never, struct fl_err *err)
+{
+    const struct placement_snapshot *snap = r->snap;
+    const char *what = snap->resources[k], *s = snap->n_nodes == 1 ? "" : "s";
+    char asked[24], has[24], all[24], list[160] = "";
+    struct fl_str nodes = FL_STR_ON(list);
+    size_t best;
+
+    amount_text(asked, asked_of(f, k));
+    amount_text(all, has_of(empty, f, k, &best));
+    amount_text(has, has_of(r, f, k, &best));
+    if (f->req->strategy == PLACEMENT_STRICT_PACK)
+        return fl_fail(err, never ? FL_INVALID : FL_EXHAUSTED, "%s: %s %s asked on one node, the best, %s, has %s%s",
+                       never ? "can never fit" : "not now", asked, what, snap->nodes[best].name, has,
+                       never ? "" : " free");
+    nodes_add(&nodes, r, f, k);
+    if (never)
+        return fl_fail(err, FL_INVALID, "can never fit: %s %s asked, %zu node%s %s %s%s", asked, what, snap->n_nodes,
+                       *s ? "s together" : "", *s ? "have" : "has", has, list);
+    return fl_fail(err, FL_EXHAUSTED, "not now: %s %s asked, %s free of %s on %zu node%s%s", asked, what, has, all,
+                   snap->n_nodes, s, list);
+}
+
 enum fl_status explain_text(const struct room *free, const struct room *empty,
                             const struct failed *f, bool never, struct fl_err *err)
 {
@@ -136,38 +177,14 @@ enum fl_status explain_text(const struct room *free, const struct room *empty,
     const struct room *r = never ? empty : free;
     const char *start = never ? "can never fit" : "not now";
     enum fl_status st = never ? FL_INVALID : FL_EXHAUSTED;
-    bool one = f->req->strategy == PLACEMENT_STRICT_PACK;
-    char asked[24], has[24], all[24];
-    size_t best, usable = 0;
+    size_t usable = 0;
     const char *label;
 
     if (!snap->n_nodes)
         return fl_fail(err, st, "%s: no node has joined", start);
-    for (uint32_t k = 0; k < snap->n_resources; k++) {
-        int64_t wanted = asked_of(f, k), there = has_of(r, f, k, &best);
-
-        if (wanted <= there || best == SIZE_MAX)
-            continue;
-        amount_text(asked, wanted);
-        amount_text(has, there);
-        amount_text(all, has_of(empty, f, k, &best));
-        if (one)
-            return fl_fail(err, st, "%s: %s %s asked on one node, the best, %s, has %s%s", start,
-                           asked, snap->resources[k], snap->nodes[best].name, has,
-                           never ? "" : " free");
-        char list[160] = "";
-        struct fl_str nodes = FL_STR_ON(list);
-
-        nodes_add(&nodes, r, f, k);
-        if (never)
-            return fl_fail(err, st, "%s: %s %s asked, %zu node%s %s %s%s", start, asked,
-                           snap->resources[k], snap->n_nodes,
-                           snap->n_nodes == 1 ? "" : "s together",
-                           snap->n_nodes == 1 ? "has" : "have", has, list);
-        return fl_fail(err, st, "%s: %s %s asked, %s free of %s on %zu node%s%s", start, asked,
-                       snap->resources[k], has, all, snap->n_nodes, snap->n_nodes == 1 ? "" : "s",
-                       list);
-    }
+    uint32_t k = scarce(r, f);
+    if (k != UINT32_MAX)
+        return say_scarce(r, empty, f, k, never, err);
     for (size_t i = 0; i < snap->n_nodes; i++)
         usable += !room_rule(r, i, f->kind->bundle, &label);
     struct placement_why w = explain_node(r, empty, 0, f);

@@ -40,10 +40,10 @@ enum fl_status fl_json_parse(const char *text, size_t len, const char *what, siz
         return fl_fail(err, FL_INVALID, "%s: nested deeper than %d", what, FL_JSON_DEPTH);
     json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &e);
     if (!root && e.line > 1)
-        return fl_fail(err, FL_INVALID, "%s: line %d column %d: %s", what, e.line, e.column,
+        return fl_fail(err, FL_INVALID, "%s: not JSON at line %d column %d: %s", what, e.line, e.column,
                        e.text);
     if (!root)
-        return fl_fail(err, FL_INVALID, "%s: column %d: %s", what, e.column, e.text);
+        return fl_fail(err, FL_INVALID, "%s: not JSON at column %d: %s", what, e.column, e.text);
     *out = root;
     return FL_OK;
 }

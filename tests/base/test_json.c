@@ -15,14 +15,14 @@ static void hostile_text_is_refused(void **state)
     static const struct row {
         const char *name, *text, *says;
     } rows[] = {
-        { "nothing", "", "x.json: column" },
-        { "cut", "{\"a\": [1, 2", "x.json: column" },
-        { "behind", "{} x", "x.json: column" },
+        { "nothing", "", "x.json: not JSON at column" },
+        { "cut", "{\"a\": [1, 2", "x.json: not JSON at column" },
+        { "behind", "{} x", "x.json: not JSON at column" },
         { "twice the same key", "{\"a\": 1, \"a\": 2}", "duplicate object key" },
-        { "second line", "{\n  \"a\": oops\n}", "x.json: line 2 column" },
-        { "no UTF-8", "\"\xff\"", "x.json: column" },
-        { "NUL in a key", "{\"a\\u0000b\": 1}", "x.json: column" },
-        { "too big a number", "[123456789012345678901234567890]", "x.json: column" },
+        { "second line", "{\n  \"a\": oops\n}", "x.json: not JSON at line 2 column" },
+        { "no UTF-8", "\"\xff\"", "x.json: not JSON at column" },
+        { "NUL in a key", "{\"a\\u0000b\": 1}", "x.json: not JSON at column" },
+        { "too big a number", "[123456789012345678901234567890]", "x.json: not JSON at column" },
     };
     char deep[400];
 
@@ -118,7 +118,7 @@ static void lines_are_numbered(void **state)
     t_refused(fl_json_lines_next(r, &v, &err), FL_INVALID, &err);
     t_has(err.text, "lines.jsonl line 5: is an array, not an object");
     t_refused(fl_json_lines_next(r, &v, &err), FL_INVALID, &err);
-    t_has(err.text, "lines.jsonl line 6: column");
+    t_has(err.text, "lines.jsonl line 6: not JSON at column");
     t_refused(fl_json_lines_next(r, &v, &err), FL_INVALID, &err);
     t_has(err.text, "lines.jsonl line 7: longer than 32 bytes");
     fl_json_lines_close(r);

@@ -71,7 +71,7 @@ static void what_is_wrong_in_a_file_is_named(void **state)
         { "{\"buffer\": \"2MiB\"}", "--buffer: 2MiB is more than 1048576 bytes" },
         { "{\"lr\": [1]}", "flags.json: lr: give a string, a number, true or false" },
         { "[1]", "flags.json: is not an object of options" },
-        { "{", "flags.json: column" },
+        { "{", "flags.json: not JSON at column" },
     };
 
     (void)state;
