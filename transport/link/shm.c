@@ -35,7 +35,7 @@ struct view {
     uint64_t bytes;
 };
 
-enum pull_phase { PULL_WAITS, PULL_RUNS, PULL_OVER };
+enum pull_phase { PULL_WAITS, PULL_RUNS, PULL_OVER, PULL_GIVEN_UP };
 struct pull {
     struct fl_work work;
     LIST_ENTRY(pull) next;
@@ -217,21 +217,23 @@ static bool copy_all(const struct pull *p)
     return !FL_FAULT("link.pull");
 }
 
-static void set_phase(struct pull *p, enum pull_phase phase)
-{
-    pthread_mutex_lock(&p->k->lock);
-    p->phase = phase;
-    pthread_cond_broadcast(&p->k->left);
-    pthread_mutex_unlock(&p->k->lock);
-}
-
 static void pull_work(struct fl_work *w)
 {
     struct pull *p = container_of(w, struct pull, work);
 
-    set_phase(p, PULL_RUNS); /* close() waits for us from here on; before, stop is seen first */
+    pthread_mutex_lock(&p->k->lock);
+    bool runs = p->phase == PULL_WAITS; /* else close() has brought it back already */
+
+    if (runs)
+        p->phase = PULL_RUNS;
+    pthread_mutex_unlock(&p->k->lock);
+    if (!runs)
+        return;
     p->whole = copy_all(p);
-    set_phase(p, PULL_OVER);
+    pthread_mutex_lock(&p->k->lock);
+    p->phase = PULL_OVER;
+    pthread_cond_broadcast(&p->k->left);
+    pthread_mutex_unlock(&p->k->lock);
 }
 
 static void pull_set(const struct pull *p, struct link_op *op, enum fl_status st)
@@ -322,7 +324,7 @@ static void shm_abort(struct link *base, struct link_op *quiet)
 }
 
 /* A pull that runs is waited for: at most one step of LINK_STEP_BYTES. One that waits for a thread
- * sees stop before it touches anything. */
+ * is given up: the thread will touch nothing for it. */
 static void shm_close(struct link *base)
 {
     struct shm *k = container_of(base, struct shm, base);
@@ -330,9 +332,12 @@ static void shm_close(struct link *base)
 
     atomic_store(&k->stop, true);
     pthread_mutex_lock(&k->lock);
-    LIST_FOREACH(p, &k->pulls, next)
-    while (p->phase == PULL_RUNS)
-        pthread_cond_wait(&k->left, &k->lock);
+    for (p = LIST_FIRST(&k->pulls); p; p = LIST_NEXT(p, next)) {
+        while (p->phase == PULL_RUNS)
+            pthread_cond_wait(&k->left, &k->lock);
+        if (p->phase == PULL_WAITS)
+            p->phase = PULL_GIVEN_UP;
+    }
     pthread_mutex_unlock(&k->lock);
     for (p = LIST_FIRST(&k->pulls); p; p = next) {
         struct link_op *op = FL_TAKE(p->op);
