@@ -72,3 +72,45 @@ enum fl_status plan_owned_tensors(struct plan_owned *o, const struct xfer_tensor
 uint64_t plan_seg_bytes(const struct link_seg *s); /* run_bytes x rows */
 /* Grows an array by doubling; false: no memory, the array is as it was. */
 bool plan_grow(void *array, size_t *cap, size_t want, size_t item_bytes);
+
+/* ---- a plan in the making (plan.c, plan_cover.c, plan_edges.c) ---- */
+#define PLAN_NO_LINK UINT8_MAX
+struct taken {
+    uint32_t from, from_mem, to_mem;
+    uint8_t once;
+    uint32_t order;
+    struct link_seg seg;
+};
+
+struct planner {
+    const struct xfer_plan_in *in;
+    const struct link_ops *const *links;
+    size_t n_links;
+    struct fl_err *err;
+    struct plan_table table;
+    struct plan_holders holders;
+    uint8_t *link_of;    /* source x engine: index of the link, or NO_LINK */
+    uint64_t *near;      /* source x engine: cost of COST_UNIT on it       */
+    uint64_t *given;     /* bytes each source has been asked for           */
+    uint64_t fair_bytes; /* what each source gives when all give the same  */
+    /* of the party in hand */
+    struct box_list *seen; /* per tensor: what its ranks have counted */
+    uint64_t *counted;     /* per tensor, in bytes                    */
+    /* of the engine in hand */
+    uint32_t engine, last_source;
+    struct taken *taken;
+    size_t n_taken, cap_taken;
+    /* what comes out */
+    struct plan_owned *out;
+    uint64_t *edge_hash; /* broadcast: of an edge's segments; 0: not for joining */
+    uint64_t *busy_ns;   /* per member */
+    size_t n_edges, cap_edges, cap_hash, n_buckets, cap_buckets, n_segs, cap_segs, cap_once, n_to;
+    uint32_t *edge_of_to; /* receivers as they come: edge and member, sorted into to[] at the end */
+    uint32_t *member_of_to;
+    size_t cap_edge_of_to, cap_member_of_to;
+};
+enum fl_status plan_no_memory(const struct planner *pl);
+/* Takes all of a piece of the engine in hand, tensor t of the table: what counts, and replicas. */
+enum fl_status plan_cover_piece(struct planner *pl, uint32_t t, const struct xfer_piece *piece);
+/* What was taken becomes edges and buckets; false: no memory. */
+bool plan_add_edges(struct planner *pl);
