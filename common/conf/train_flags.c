@@ -70,7 +70,7 @@ static const struct fl_opt model_opts[] = {
     { .name = NULL },
 };
 static const struct fl_opt place_opts[] = {
-    INT("actor-num-nodes", actor_num_nodes, "N", "1", 1, 100000, "nodes of the trainer"),
+    INT("actor-num-nodes", actor_num_nodes, "N", NULL, 1, 100000, "nodes of the trainer; derived from the nodes when not given"),
     INT("actor-num-gpus-per-node", actor_num_gpus_per_node, "N", NULL, 1, 1024, "trainer ranks on each; derived from the nodes when not given"),
     INT("rollout-num-gpus", rollout_num_gpus, "N", NULL, 1, 1000000, "devices of all engines; derived when not given"),
     INT("rollout-num-gpus-per-engine", rollout_num_gpus_per_engine, "N", NULL, 1, 100000, "devices of one engine"),

@@ -56,6 +56,7 @@ static enum fl_status fake_place(struct driver *d, struct fl_err *err)
 
 static enum fl_status fake_launch(struct driver *d, enum drv_side side, struct fl_err *err)
 {
+    d->n_of[side] = 1;
     return met(d->seat, side == DRV_TRAINERS ? "launch:trainer" : "launch:rollout", err);
 }
 

@@ -102,7 +102,7 @@ struct driver {
     struct drv_step now;
     enum drv_phase phase;
     struct drv_means means;
-    uint32_t restarts;
+    uint32_t restarts, n_of[2]; /* n_of: processes of each side */
     int steps_fd, log_fd, out_fd; /* -1: not open; out: where the table goes */
 };
 

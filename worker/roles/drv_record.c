@@ -405,17 +405,16 @@ void drv_advise(const struct drv_means *m, bool colocate, bool is_async, uint32_
 void drv_advice(struct driver *d)
 {
     char line[256];
-    int64_t engines = d->flags.rollout_num_gpus > 0 ? d->flags.rollout_num_gpus : 1;
-    int64_t per_node = d->flags.actor_num_gpus_per_node > 0 ? d->flags.actor_num_gpus_per_node : 1;
+    int64_t each = d->flags.rollout_num_gpus_per_engine > 0 ? d->flags.rollout_num_gpus_per_engine : 1;
 
-    drv_advise(&d->means, d->flags.colocate, d->flags.is_async,
-               (uint32_t)(d->flags.actor_num_nodes * per_node), (uint32_t)engines, line);
+    drv_advise(&d->means, d->flags.colocate, d->flags.is_async, d->n_of[DRV_TRAINERS],
+               d->n_of[DRV_ENGINES] * (uint32_t)each, line);
     if (d->means.n)
-        drv_say(d, "%ju steps, %.3f s each: rollout %.3f, train %.3f, update %.4f, memory %.3f; reward %.3f%s",
+        drv_say(d, "%ju steps, %.3f s each: rollout %.3f, train %.3f, update %.4f, memory %.3f; reward %.3f",
                 (uintmax_t)d->means.n, d->means.total / (double)d->means.n,
                 d->means.rollout / (double)d->means.n, d->means.train / (double)d->means.n,
                 d->means.update / (double)d->means.n, d->means.move / (double)d->means.n,
-                d->now.reward_mean, "");
+                d->now.reward_mean);
     if (d->now.has_eval)
         drv_say(d, "held-out prompts: reward %.3f over %u", d->now.eval_reward_mean, d->evals->n);
     drv_say(d, "advice: %s", line);

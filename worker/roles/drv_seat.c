@@ -48,8 +48,7 @@ static enum fl_status seat_place(struct driver *d, struct fl_err *err)
         snprintf(text[i], sizeof(text[i]), "%jd", (intmax_t)values[i]);
         flags[n++] = (struct furlong_flag){ names[i], text[i] };
     }
-    if (f->colocate)
-        flags[n++] = (struct furlong_flag){ "colocate", NULL };
+    flags[n++] = (struct furlong_flag){ "colocate", f->colocate ? "true" : "false" };
     FL_TRY(furlong_place(s->f, flags, n, &s->layout, err));
     if (d->out_fd >= 0)
         furlong_layout_print(s->layout, d->out_fd);
@@ -136,7 +135,10 @@ static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct f
     if (st == FL_OK)
         st = furlong_launch(s->f, s->layout, side_roles[side], w.at, NULL, &o, &s->groups[side], err);
     words_free(&w);
-    return st == FL_OK ? st : fl_wrap(err, st, "start the %ss", side_roles[side]);
+    if (st != FL_OK)
+        return fl_wrap(err, st, "start the %ss", side_roles[side]);
+    d->n_of[side] = furlong_group_size(s->groups[side]);
+    return FL_OK;
 }
 
 static void seat_finish(struct driver *d)
