@@ -66,7 +66,8 @@ enum fl_status furlong_group_wait(struct furlong_group *g, uint32_t budget_ms, s
  * group stays. */
 enum fl_status furlong_group_restart(struct furlong_group *g, uint32_t budget_ms,
                                      struct fl_err *err);
-/* Asks every member to stop (FURLONG_STOP with its budget, then by force), frees g. NULL is fine. */
+/* Asks every member to stop (FURLONG_STOP with its budget, then by force), waits until all have ended,
+ * frees g. NULL is fine. A group that was not ended is freed by furlong_leave() and runs on. */
 void furlong_group_end(struct furlong_group *g);
 
 /* The same call to every member in lane FURLONG_MAIN; waits for all, or for the budget.

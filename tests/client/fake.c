@@ -239,6 +239,7 @@ static void worker_spawn(struct worker *w)
     for (char **e = w->env; e && *e; e++)
         env[n++] = *e;
     env[n++] = number;
+    env[n++] = "FURLONG_DAEMON_AWAY_MS=5000"; /* nothing outlives a test that died */
     env[n] = NULL;
     posix_spawn_file_actions_init(&fa);
     posix_spawn_file_actions_adddup2(&fa, fd, 100);

@@ -171,7 +171,8 @@ static void ask_unheld(struct wire_hold *h)
 }
 
 /* ---- on its way ----------------------------------------------------------------------------- */
-/* FL_AGAIN: its lane has no credit, or the stream is full. */
+/* FL_AGAIN: its lane has no credit, or the stream is full, or has just broken: nothing was sent, so it
+ * waits for the next one. */
 static enum fl_status ask_send(struct client_ask *a)
 {
     struct call_args args = { .method = FL_ASK,
@@ -190,8 +191,8 @@ static enum fl_status ask_send(struct client_ask *a)
     st = call_start(a->peer->call, &args, &a->op, &err);
     if (st != FL_OK)
         a->held = false;
-    if (st == FL_AGAIN)
-        return st;
+    if (st == FL_AGAIN || st == FL_UNREACHABLE)
+        return FL_AGAIN;
     ask_unlink(a);
     if (st == FL_OK) {
         a->sent = true;

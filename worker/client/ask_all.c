@@ -39,12 +39,12 @@ static void all_decided(void *arg, enum fl_status st, const struct fl_err *e)
 {
     struct asking_all *a = arg;
 
-    a->decided = true;
     a->st = st;
     if (e)
         a->err = *e;
     for (uint32_t i = 0; i < a->g->n; i++)
         client_ask_cancel(&a->ones[i].ask); /* those that are not over */
+    a->decided = true; /* not before: the last of them would have ended it under this loop */
     all_end_if_over(a);
 }
 

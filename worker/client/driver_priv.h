@@ -20,6 +20,8 @@ struct client_driver {
     struct member *members; /* under mu; the loop alone writes */
     size_t n_members, room_members;
     unsigned giving_back; /* relays in the background, under mu */
+    struct furlong_group *groups;   /* that were not ended, and ... */
+    struct furlong_layout *layouts; /* ... not freed: go with the seat; under mu */
     /* loop thread */
     struct client_relay list;
     bool listing;
@@ -32,11 +34,16 @@ struct furlong_group {
     size_t id_bytes;
     uint32_t n;
     struct furlong_peer **peers;
+    struct furlong_group *next;
 };
+void group_free(struct furlong_group *g);
 struct furlong_layout {
     struct furlong *f;
+    struct furlong_layout *next;
     struct Fl__Layout *pb;
 };
+
+void layout_end(struct furlong_layout *y);
 
 enum fl_status driver_of(struct furlong *f, struct client_driver **out, struct fl_err *err);
 /* mu is held. NULL: not in the list. */

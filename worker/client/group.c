@@ -150,8 +150,18 @@ static enum fl_status launch_send(struct furlong_group *g, char *const argv[], c
     return st;
 }
 
-static void group_free(struct furlong_group *g)
+void group_free(struct furlong_group *g)
 {
+    struct client_driver *d = g->d;
+
+    pthread_mutex_lock(&d->mu);
+    for (struct furlong_group **at = &d->groups; *at; at = &(*at)->next) {
+        if (*at != g)
+            continue;
+        *at = g->next;
+        break;
+    }
+    pthread_mutex_unlock(&d->mu);
     free(g->peers);
     free(g);
 }
@@ -169,7 +179,8 @@ static enum fl_status group_new(const struct furlong_layout *y, struct client_dr
         g->peers = calloc(n, sizeof(struct furlong_peer *));
     if (!g || !g->peers || !FL_COPY(g->role, role)) {
         if (g)
-            group_free(g);
+            free(g->peers);
+        free(g);
         return fl_fail(err, FL_EXHAUSTED, "no memory for %u of %s", n, role);
     }
     g->d = d;
@@ -234,6 +245,10 @@ enum fl_status furlong_launch(struct furlong *f, const struct furlong_layout *y,
         group_free(g);
         return fl_wrap(err, st, "launch %s", role);
     }
+    pthread_mutex_lock(&d->mu);
+    g->next = d->groups;
+    d->groups = g;
+    pthread_mutex_unlock(&d->mu);
     *out = g;
     return FL_OK;
 }

@@ -19,8 +19,18 @@ static enum fl_status layout_take(void *arg, const struct wire_msg *reply, struc
     return FL_OK;
 }
 
-static void layout_end(struct furlong_layout *y)
+void layout_end(struct furlong_layout *y)
 {
+    struct client_driver *d = y->f->driver;
+
+    pthread_mutex_lock(&d->mu);
+    for (struct furlong_layout **at = &d->layouts; *at; at = &(*at)->next) {
+        if (*at != y)
+            continue;
+        *at = y->next;
+        break;
+    }
+    pthread_mutex_unlock(&d->mu);
     if (y->pb)
         fl__layout__free_unpacked(y->pb, NULL);
     free(y);
@@ -57,6 +67,10 @@ enum fl_status furlong_place(struct furlong *f, const struct furlong_flag *flags
         layout_end(y);
         return st;
     }
+    pthread_mutex_lock(&d->mu);
+    y->next = d->layouts;
+    d->layouts = y;
+    pthread_mutex_unlock(&d->mu);
     *out = y;
     return FL_OK;
 }

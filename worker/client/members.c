@@ -278,6 +278,10 @@ void client_driver_free(struct furlong *f)
 
     if (!d)
         return;
+    while (d->groups)
+        group_free(d->groups);
+    while (d->layouts)
+        layout_end(d->layouts);
     free(d->members);
     pthread_cond_destroy(&d->changed);
     pthread_mutex_destroy(&d->mu);
