@@ -58,7 +58,7 @@ def test_one_of_two_engines_killed_the_other_commits_and_the_new_one_is_filled()
 
 
 def test_engine_stopped_in_the_middle_of_an_update():
-    whole_run_with("xfer.bucket:40=stop", "--rollout-num-gpus=2", "--update-timeout=3", words=["rollout"])
+    whole_run_with("xfer.bucket:40=stop", "--rollout-num-gpus=2", "--update-timeout-s=3", words=["rollout"])
 
 
 def test_trainer_killed_in_the_middle_of_a_write():
@@ -166,8 +166,12 @@ def test_a_head_on_an_older_journal_harms_nothing():
         port, http = head["address"].rsplit(":", 1)[1], head["http"].rsplit(":", 1)[1].rstrip("/")
         p.spawn("furlong-head", "--node-ip-address=127.0.0.1", f"--port={port}", f"--dashboard-port={http}",
                 f"--state-dir={p.root}/old", stdout=open(f"{p.root}/head2.log", "w"), stderr=open(f"{p.root}/head2.err", "w"))
-        wait_for("work that the journal does not know, shown",
-                 lambda: [w for w in p.furlong("list", "workers", "--json").json() or [] if w["state"].lower() == "unknown"], 30)
+
+        def unknown():
+            r = p.furlong("list", "workers", "--json")
+            return r.code == 0 and [w for w in r.json() if w["state"].lower() == "unknown"]
+
+        wait_for("work that the journal does not know, shown", unknown, 30)
         with open(f"{p.root}/head2.err", encoding="utf-8") as f:
             said = f.read()
         assert "older" in said, said
