@@ -190,7 +190,7 @@ void rig_same_fds(const struct carrier *c, int before)
 {
     bool rpc = strstr(c->name, "rpc");
 
-    for (int i = 0; rpc && i < 5000 && t_open_fds() > before; i++)
+    for (int i = 0; rpc && i < 15000 && t_open_fds() > before; i++)
         usleep(1000);
     t_true(t_open_fds() <= before, "%d more descriptors are open over %s", t_open_fds() - before,
            c->name);
