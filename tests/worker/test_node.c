@@ -22,7 +22,7 @@
 
 enum { WAIT_MS = 20000, KEY = 32, LOG_MAX = 1 << 20, STATES = 64 };
 
-static const char *keeper_path, *victim_path;
+static const char *keeper_path, *victim_path, *fake_nvml;
 static unsigned n_beds;
 
 struct bed { /* the head that is played, the daemon, and what was heard */
@@ -300,6 +300,7 @@ static void bed_init(struct bed *b)
                                    .ready_fd = -1,
                                    .state_dir = b->state,
                                    .runtime_dir = b->runtime,
+                                   .nvml = "no-such-library.so",
                                    .carrier = &stream_sock,
                                    .proc = &proc_keeper,
                                    .keeper = keeper_path };
@@ -741,6 +742,11 @@ static void leases_guard_workers(void **state)
     t_int_eq(lease(&b, 41, 10000, 2), FL_OK);
     t_int_eq(b.prepared->n_ports, 2);
     t_true(b.prepared->ports[0] != b.prepared->ports[1]);
+    uint32_t port = b.prepared->ports[1];
+
+    t_int_eq(lease(&b, 44, 1, 1), FL_OK);
+    t_true(b.prepared->ports[0] > port, "%u is given to another group", b.prepared->ports[0]);
+    t_int_eq(lease_ids(&b, FL_LEASE_RELEASE, 44), FL_OK);
     t_int_eq(try_start(&b, 0, "wait", NULL, 41), FL_STALE, "prepared is not enough");
     t_int_eq(lease_ids(&b, FL_LEASE_COMMIT, 41), FL_OK);
     t_int_eq(try_start(&b, 0, "wait", NULL, 41), FL_OK);
@@ -960,6 +966,57 @@ static void an_end_does_not_wait_for_ever(void **state)
     t_until(b.loop, gone(&b, 0), WAIT_MS); /* after the 5 s that the protocol gives it */
     t_int_eq(b.log.len, 0);
     bed_fini(&b);
+}
+
+/* ---- devices -----------------------------------------------------------------------------------
+ */
+
+static void say_used(const char *path, const char *text)
+{
+    struct fl_err err;
+
+    t_ok(fl_file_write(path, 0600, text, strlen(text), &err), &err);
+}
+
+/* The lease is free when the memory of the device is back, not when the process is gone. */
+static void memory_of_a_device_comes_back(void **state)
+{
+    char used[300];
+    struct bed b;
+
+    (void)state;
+    snprintf(used, sizeof(used), "%s", t_path("used"));
+    setenv("FAKE_NVML_USED", used, 1);
+    say_used(used, "0 1000000000");
+    bed_init(&b);
+    b.cfg.nvml = fake_nvml;
+    node_up(&b);
+    t_until(b.loop, b.joins == 1, WAIT_MS);
+    t_int_eq(lease(&b, 41, 10000, 0), FL_OK);
+    t_int_eq(lease_ids(&b, FL_LEASE_COMMIT, 41), FL_OK);
+    t_int_eq(try_start(&b, 0, "wait", NULL, 41), FL_OK, "%s", b.st_err.text);
+    t_until(b.loop, b.changes == 1, WAIT_MS);
+    int pid = b.states[0]->pid;
+
+    say_used(used, "0 9000000000");
+    kill(pid, SIGKILL);
+    t_until(b.loop, !alive(pid), WAIT_MS);
+    for (unsigned i = 0; i < 5; i++)
+        t_int_eq(lease(&b, 42, 15000, 0), FL_EXHAUSTED, "not free before the memory is back");
+    t_true(!gone(&b, 0));
+    say_used(used, "0 1000000000");
+    t_until(b.loop, gone(&b, 0), WAIT_MS);
+    t_int_eq(gone(&b, 0)->exit->device_bytes_left, 0);
+
+    say_used(used, "0 0");
+    t_int_eq(try_start(&b, 1, "wait", NULL, 41), FL_OK, "%s", b.st_err.text);
+    t_until(b.loop, b.changes == 3, WAIT_MS);
+    say_used(used, "0 5000000000"); /* and never back */
+    kill(b.states[2]->pid, SIGKILL);
+    t_until(b.loop, gone(&b, 1), WAIT_MS);
+    t_int_eq(gone(&b, 1)->exit->device_bytes_left, 5000000000ll);
+    bed_fini(&b);
+    unsetenv("FAKE_NVML_USED");
 }
 
 /* ---- ends of the daemon ------------------------------------------------------------------------
@@ -1189,6 +1246,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_worker_speaks_through_its_daemon),
         cmocka_unit_test(output_that_was_given_back_is_named),
         cmocka_unit_test(an_end_does_not_wait_for_ever),
+        cmocka_unit_test(memory_of_a_device_comes_back),
         cmocka_unit_test(an_orderly_end_leaves_nothing),
         cmocka_unit_test(the_head_can_end_it),
         cmocka_unit_test(a_start_that_cannot_be),
@@ -1198,8 +1256,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(faults_of_a_beginning),
     };
 
-    if (argc != 3)
+    if (argc != 4)
         return 2;
+    fake_nvml = argv[3];
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     keeper_path = realpath(argv[1], NULL);
     victim_path = realpath(argv[2], NULL);

@@ -258,6 +258,65 @@ static void inventories(void **state)
     fl__inventory__free_unpacked(inv, NULL);
 }
 
+static const char *fake_nvml;
+
+/* Worker i takes the i-th listed device; counts and memory come from the driver alone. */
+static void inventories_of_gpus(void **state)
+{
+    static const struct row {
+        const char *name, *visible;
+        int64_t gpus;
+        const char *ids, *uuid0; /* of the first one */
+        const char *says;
+    } rows[] = {
+        { "all", NULL, -1, "0,1", "GPU-11111111-aaaa", NULL },
+        { "reversed", "1,0", -1, "1,0", "GPU-22222222-bbbb", NULL },
+        { "by UUID", "GPU-22222222-bbbb", -1, "GPU-22222222-bbbb", "GPU-22222222-bbbb", NULL },
+        { "by its beginning", "GPU-2", -1, "GPU-2", "GPU-22222222-bbbb", NULL },
+        { "hidden", "", -1, "", NULL, NULL },
+        { "fewer", NULL, 1, "0", "GPU-11111111-aaaa", NULL },
+        { "of the list", "1,0", 1, "1", "GPU-22222222-bbbb", NULL },
+        { "none wanted", NULL, 0, "", NULL, NULL },
+        { "more than there are", NULL, 3, NULL, NULL, "--num-gpus=3: this machine shows 2" },
+        { "not there", "0,7", -1, NULL, NULL, "device 7 is not there" },
+        { "ambiguous", "GPU-", -1, NULL, NULL, "fits GPU-11111111-aaaa and GPU-22222222-bbbb" },
+    };
+
+    (void)state;
+    for (int says_memory = 0; says_memory < 2; says_memory++) {
+        if (says_memory)
+            setenv("FAKE_NVML_USED", "/nowhere", 1);
+        for (size_t i = 0; i < FL_LEN(rows); i++) {
+            const struct row *r = &rows[i];
+            struct node_config cfg = { .cpus = 1, .gpus = r->gpus };
+            Fl__Inventory *inv = NULL;
+            struct fl_err err = { 0 };
+            char text[256];
+            struct fl_str ids = FL_STR_ON(text);
+            enum fl_status st = node_inventory_make(&cfg, r->visible, fake_nvml, &inv, &err);
+
+            t_int_eq(st, r->says ? FL_INVALID : FL_OK, "%s: %s", r->name, err.text);
+            if (r->says) {
+                t_has(err.text, r->says);
+                continue;
+            }
+            for (size_t k = 0; k < inv->n_devices; k++)
+                fl_str_add(&ids, "%s%s", k ? "," : "", inv->devices[k]->id);
+            t_str_eq(fl_str_text(&ids), r->ids, "%s", r->name);
+            if (inv->n_devices) {
+                t_str_eq(inv->devices[0]->uuid, r->uuid0, "%s", r->name);
+                t_true(!inv->devices[0]->logical);
+                t_int_eq(inv->devices[0]->memory_bytes, says_memory ? 80ll << 30 : 0, "%s",
+                         r->name);
+            }
+            if (inv->n_devices == 2)
+                t_int_eq(inv->devices[0]->island, inv->devices[1]->island, "NVLink");
+            fl__inventory__free_unpacked(inv, NULL);
+        }
+    }
+    unsetenv("FAKE_NVML_USED");
+}
+
 static void inventories_refused(void **state)
 {
     static const struct row {
@@ -615,7 +674,7 @@ static void leases_file_damaged(void **state)
     ledger_fini(&d);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_of_devices),
@@ -623,6 +682,7 @@ int main(void)
         cmocka_unit_test(env_rules),
         cmocka_unit_test(quotas),
         cmocka_unit_test(inventories),
+        cmocka_unit_test(inventories_of_gpus),
         cmocka_unit_test(inventories_refused),
         cmocka_unit_test(addresses),
         cmocka_unit_test(ports),
@@ -634,5 +694,8 @@ int main(void)
         cmocka_unit_test(leases_file_damaged),
     };
 
+    if (argc != 2)
+        return 2;
+    fake_nvml = argv[1];
     return t_run("node parts", tests);
 }

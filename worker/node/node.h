@@ -23,6 +23,7 @@ struct node_config {     /* texts are borrowed as long as the node lives; NULL o
     const struct stream_ops *carrier; /* to the head */
     const struct proc_ops *proc;
     const char *keeper; /* path of furlong-keep */
+    const char *nvml;   /* library; NULL: the system's */
 };
 extern const struct fl_opt node_opts[]; /* fills a struct node_config */
 

@@ -51,6 +51,7 @@ struct follow {
 
 /* ---- worker.c ----------------------------------------------------------------------------------
  */
+struct devmem; /* devmem.c */
 struct line; /* sock.c: a worker's connection */
 struct worker {
     UT_hash_handle hh;
@@ -61,7 +62,8 @@ struct worker {
     char dir[FL_PATH_MAX];
     struct proc *proc; /* NULL once it is gone */
     int pid;
-    bool joined, gone;
+    struct devmem *devmem; /* NULL: nothing to verify */
+    bool joined, gone; /* gone: and the memory of its devices is back, or is not coming */
     char tcp[80], unix_path[128];
     struct line *line;
 
@@ -159,6 +161,10 @@ struct node {
     struct stream_server *server;
     struct uplink *up;
     struct release *releases;
+    struct { uint16_t port; uint64_t lease; } given[512]; /* ports: nobody else gets them while the lease lives */
+    size_t n_given;
+    struct nvml *nvml;
+    bool nvml_failed;
     struct fl_metrics *metrics;
     struct {
         struct fl_metric *workers, *started, *ended, *pushed_bytes, *gone_bytes, *joins, *relays;

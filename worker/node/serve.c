@@ -44,21 +44,52 @@ static void *decode(struct node *n, struct call_req *req, const struct wire_msg 
     return msg;
 }
 
+/* Of leases that are gone, and of the one that asks again. */
+static void given_forget(struct node *n, uint64_t lease)
+{
+    for (size_t i = n->n_given; i-- > 0;)
+        if (n->given[i].lease == lease || !node_leases_has(n->leases, n->given[i].lease))
+            n->given[i] = n->given[--n->n_given];
+}
+
+static bool is_given(const struct node *n, uint16_t port)
+{
+    for (size_t i = 0; i < n->n_given; i++)
+        if (n->given[i].port == port)
+            return true;
+    return false;
+}
+
+/* Whoever gets a port binds it minutes later, when its model is loaded: until its lease ends no
+ * other group is told the same. */
 static enum fl_status ports_find(struct node *n, const Fl__LeasePrepare *m,
                                  uint32_t ports[PORTS_MAX], struct fl_err *err)
 {
     uint16_t from =
         m->has_ports_from && m->ports_from <= 65535 ? (uint16_t)m->ports_from : PORTS_FROM;
+    uint64_t lease = m->n_leases ? m->leases[0]->id : 0;
 
-    if (m->free_ports > PORTS_MAX)
-        return fl_fail(err, FL_INVALID, "%u ports asked, at most %d", m->free_ports, PORTS_MAX);
-    for (uint32_t i = 0; i < m->free_ports; i++) {
+    given_forget(n, lease);
+    if (m->free_ports > PORTS_MAX || n->n_given + m->free_ports > FL_LEN(n->given))
+        return fl_fail(err, FL_EXHAUSTED,
+                       "%u ports asked, at most %d at once, and %zu of %zu are given",
+                       m->free_ports, PORTS_MAX, n->n_given, FL_LEN(n->given));
+    for (uint32_t i = 0; i < m->free_ports;) {
         uint16_t port;
 
         FL_TRY(node_port_free(n->addr.text, &from, &port, err));
-        ports[i] = port;
+        if (!is_given(n, port))
+            ports[i++] = port;
     }
     return FL_OK;
+}
+
+static void ports_give(struct node *n, const Fl__LeasePrepare *m, const uint32_t *ports)
+{
+    for (uint32_t i = 0; i < m->free_ports && m->n_leases; i++) {
+        n->given[n->n_given].port = (uint16_t)ports[i];
+        n->given[n->n_given++].lease = m->leases[0]->id;
+    }
 }
 
 static void on_prepare(void *service, struct call_req *req, const struct wire_msg *w)
@@ -78,6 +109,7 @@ static void on_prepare(void *service, struct call_req *req, const struct wire_ms
     if (st == FL_OK)
         st = node_leases_prepare(n->leases, m, &n->ident.highest, &n->ident.me, &err);
     if (st == FL_OK) {
+        ports_give(n, m, ports);
         reply.ports = ports;
         reply.n_ports = m->free_ports;
         struct fl_bytes b = node_pack(&reply.base);

@@ -10,6 +10,7 @@
 #include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/proto/methods.h"
+#include "worker/node/devmem.h"
 #include "worker/node/env.h"
 #include "worker/node/seat.h"
 
@@ -222,21 +223,13 @@ static void sentence(struct worker *w, const struct proc_exit *x)
     only_text(w->exit.last);
 }
 
-static void on_gone(void *arg, struct proc *p, const struct proc_exit *x)
+/* The tree is gone and its devices are free: only now the lease may go to somebody else. */
+static void over(struct worker *w)
 {
-    struct worker *w = arg;
     struct node *n = w->node;
 
-    (void)p;
-    w->proc = NULL;
+    node_devmem_drop(w);
     w->gone = true;
-    w->exit = *x;
-    w->exit.who = w->who;
-    sentence(w, x);
-    if (w->stop_asked && w->exit.cause == PROC_EXITED) /* it left by itself when it was told to */
-        w->exit.cause = w->stop_cause;
-    fl_timer_cancel(&w->stop_late);
-    node_line_destroy(w->line);
     fl_metric_add(n->count.ended, 1);
     fl_metric_set(n->count.workers, (double)workers_alive(n));
     fl_info("worker ended cause=%s code=%d signal=%d lived_ms=%llu peak_mib=%llu why=\"%s\"",
@@ -251,6 +244,23 @@ static void on_gone(void *arg, struct proc *p, const struct proc_exit *x)
     node_leases_sweep(n->leases);
     node_serve_releases(n);
     node_worker_over(n);
+}
+
+static void on_gone(void *arg, struct proc *p, const struct proc_exit *x)
+{
+    struct worker *w = arg;
+
+    (void)p;
+    w->proc = NULL;
+    w->exit = *x;
+    w->exit.who = w->who;
+    sentence(w, x);
+    if (w->stop_asked && w->exit.cause == PROC_EXITED) /* it left by itself when it was told to */
+        w->exit.cause = w->stop_cause;
+    fl_timer_cancel(&w->stop_late);
+    node_line_destroy(w->line);
+    if (!node_devmem_wait(w, over))
+        over(w);
 }
 static const struct proc_user user = { .started = on_started, .gone = on_gone };
 
@@ -421,6 +431,7 @@ void worker_destroy(struct worker *w, bool remove_folder)
         call_cancel(&w->tell);
     }
     node_follow_close(w);
+    node_devmem_drop(w);
     if (w->proc)
         w->node->cfg.proc->forget(w->proc);
     if (w->hh.tbl)
@@ -512,6 +523,7 @@ enum fl_status worker_start(struct node *n, const Fl__WorkerSpec *spec, struct f
                        n->name, NODE_WORKERS_MAX);
     FL_TRY(worker_new(n, spec_copy(spec), &w, err));
     st = folder_make(w, err);
+    node_devmem_before(w);
     if (st == FL_OK)
         st = spawn(w, err);
     if (st != FL_OK) {
