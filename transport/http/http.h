@@ -18,7 +18,7 @@ struct http_route { /* a table of these, ended by { 0 }; the first that fits ser
     size_t body_max_bytes; /* 0: the server's */
     bool open;             /* asks no token, from nowhere: /api/version alone should */
 };
-struct http_config {
+struct http_config { /* copied, but for the routes */
     const char *host; /* an address of this machine; NULL: 127.0.0.1 */
     uint16_t port;    /* 0: a free one, see http_server_port() */
     const struct http_route *routes;

@@ -85,7 +85,7 @@ static bool from_here(struct http_req *req)
     const char *host = http_req_header(req, "Host"), *origin = http_req_header(req, "Origin");
     const char *site = http_req_header(req, "Sec-Fetch-Site");
 
-    if (host && !http_host_ok(host, req->server->host, req->server->c.hosts)) {
+    if (host && !http_host_ok(host, req->server->host, (const char *const *)req->server->hosts)) {
         refuse(req, 403,
                "Host %.100s is no name of this server: use its address, or name it in the "
                "server's hosts",
@@ -333,6 +333,23 @@ static enum fl_status start(struct http_server *s, int fd, struct fl_err *err)
     return fl_watch_create(s->loop, info->epoll_fd, POLLIN, on_ready, s, &s->watch, err);
 }
 
+static enum fl_status copy_names(struct http_server *s, const struct http_config *c,
+                                 struct fl_err *err)
+{
+    size_t n = 0;
+
+    while (c->hosts && c->hosts[n])
+        n++;
+    s->host = strdup(c->host ? c->host : "127.0.0.1");
+    s->hosts = calloc(n + 1, sizeof(*s->hosts));
+    for (size_t i = 0; s->hosts && i < n; i++)
+        if (!(s->hosts[i] = strdup(c->hosts[i])))
+            return fl_fail(err, FL_EXHAUSTED, "no memory for a name");
+    s->c.hosts = NULL;
+    s->c.host = NULL;
+    return s->host && s->hosts ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for a name");
+}
+
 enum fl_status http_server_create(struct fl_loop *l, const struct http_config *c,
                                   struct http_server **out, struct fl_err *err)
 {
@@ -347,12 +364,12 @@ enum fl_status http_server_create(struct fl_loop *l, const struct http_config *c
     s->c.body_max_bytes = c->body_max_bytes ? c->body_max_bytes : HTTP_BODY_MAX;
     s->c.connections_max = c->connections_max ? c->connections_max : HTTP_CONNECTIONS;
     s->c.idle_ms = c->idle_ms ? c->idle_ms : HTTP_IDLE_MS;
-    s->host = strdup(c->host ? c->host : "127.0.0.1");
     s->port = c->port;
     s->timer.fire = on_timer;
     s->kick.run = on_kick;
-    st = s->host ? listen_at(s->host, &s->port, &fd, err)
-                 : fl_fail(err, FL_EXHAUSTED, "no memory for a name");
+    st = copy_names(s, c, err);
+    if (st == FL_OK)
+        st = listen_at(s->host, &s->port, &fd, err);
     if (st == FL_OK)
         st = start(s, fd, err);
     if (st != FL_OK) {
@@ -397,6 +414,9 @@ void http_server_destroy(struct http_server *s)
     }
     fl_timer_cancel(&s->timer);
     fl_task_cancel(s->loop, &s->kick);
+    for (char **h = s->hosts; h && *h; h++)
+        free(*h);
+    free(s->hosts);
     free(s->host);
     free(s);
 }

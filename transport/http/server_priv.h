@@ -72,6 +72,7 @@ struct http_server {
     struct fl_loop *loop;
     struct http_config c;
     char *host;
+    char **hosts; /* copies, ended by NULL */
     uint16_t port;
     struct MHD_Daemon *mhd;
     struct fl_watch *watch;
