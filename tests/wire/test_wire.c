@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/base/fault.h"
@@ -632,6 +634,104 @@ static void throws_out_garbage(void **state)
     rig_fini(&r);
 }
 
+static void gives_up_on_the_mute(void **state)
+{
+    struct carrier c = { "unix", &stream_sock, "unix:*", NULL };
+    struct fl_held_clock held;
+    struct fl_err err = { 0 };
+    struct rig r;
+    int fd;
+
+    (void)state;
+    rig_init(&r, &c, &held);
+    t_ok(rig_listen(&r, &err), &err);
+    fd = raw_connect(r.target + 5);
+    for (int i = 0; i < 5; i++)
+        fl_loop_turn(r.loop, 1);
+    fl_loop_pass(r.loop, &held, 4999 * 1000000ull);
+    t_int_eq(r.refused, 0);
+    fl_loop_pass(r.loop, &held, 2 * 1000000ull);
+    rig_until(&r, r.refused);
+    t_int_eq(r.refusal.status, FL_TIMEOUT, "%s", r.refusal.text);
+    t_has(r.refusal.text, "5000 ms");
+    close(fd);
+    rig_fini(&r);
+}
+
+static void send_fds(int fd, unsigned n)
+{
+    char byte = 1, room[CMSG_SPACE(200 * sizeof(int))] = { 0 };
+    struct iovec iov = { &byte, 1 };
+    struct msghdr m = { .msg_iov = &iov,
+                        .msg_iovlen = 1,
+                        .msg_control = room,
+                        .msg_controllen = CMSG_SPACE(n * sizeof(int)) };
+    int *fds = (int *)(void *)CMSG_DATA(CMSG_FIRSTHDR(&m));
+
+    *CMSG_FIRSTHDR(&m) = (struct cmsghdr){ .cmsg_level = SOL_SOCKET,
+                                           .cmsg_type = SCM_RIGHTS,
+                                           .cmsg_len = CMSG_LEN(n * sizeof(int)) };
+    for (unsigned i = 0; i < n; i++)
+        fds[i] = 0;
+    t_true(sendmsg(fd, &m, MSG_NOSIGNAL) == 1);
+}
+
+static void keeps_no_descriptor_that_it_did_not_ask_for(void **state)
+{
+    struct carrier c = { "unix", &stream_sock, "unix:*", NULL };
+    struct fl_err err = { 0 };
+    struct rig r;
+    int fd;
+
+    (void)state;
+    rig_init(&r, &c, NULL);
+    t_ok(rig_listen(&r, &err), &err);
+    fd = raw_connect(r.target + 5);
+    send_fds(fd, 100); /* more than a message may carry: some are lost */
+    rig_until(&r, r.refused == 1);
+    t_int_eq(r.refusal.status, FL_EXHAUSTED, "%s", r.refusal.text);
+    close(fd);
+    fd = raw_connect(r.target + 5);
+    for (int i = 0; i < 3; i++)
+        send_fds(fd, 60); /* that no frame speaks of */
+    rig_until(&r, r.refused == 2);
+    t_int_eq(r.refusal.status, FL_CORRUPT, "%s", r.refusal.text);
+    close(fd);
+    rig_fini(&r);
+}
+
+static void refuses_other_users(void **state)
+{
+    struct carrier c = { "unix", &stream_sock, "unix:*", NULL };
+    struct fl_err err = { 0 };
+    struct rig r;
+    pid_t pid;
+    int status;
+
+    (void)state;
+    if (geteuid() != 0)
+        t_skip("only root can become another user");
+    rig_init(&r, &c, NULL);
+    t_ok(rig_listen(&r, &err), &err);
+    t_true(chmod(t_tmp(), 0755) == 0 && chmod(r.target + 5, 0666) == 0);
+    pid = fork(); /* system calls alone, then it leaves */
+    if (pid == 0) {
+        struct sockaddr_un a = { .sun_family = AF_UNIX };
+        int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+        char byte;
+
+        memcpy(a.sun_path, r.target + 5, strlen(r.target + 5));
+        if (setuid(65534) < 0 || connect(fd, (struct sockaddr *)&a, sizeof(a)) < 0)
+            _exit(1);
+        _exit(read(fd, &byte, 1) == 0 ? 0 : 2); /* hung up, without a word */
+    }
+    for (int i = 0; i < 2000 && waitpid(pid, &status, WNOHANG) == 0; i++)
+        fl_loop_turn(r.loop, 5);
+    t_true(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", status);
+    t_true(chmod(t_tmp(), 0700) == 0);
+    rig_fini(&r);
+}
+
 /* ---- connections that break */
 
 static void connects_again(void **state)
@@ -946,6 +1046,9 @@ int main(void)
         cmocka_unit_test(reads_the_key_file),
         cmocka_unit_test(gives_up_on_silence),
         cmocka_unit_test(throws_out_garbage),
+        cmocka_unit_test(gives_up_on_the_mute),
+        cmocka_unit_test(keeps_no_descriptor_that_it_did_not_ask_for),
+        cmocka_unit_test(refuses_other_users),
         cmocka_unit_test(connects_again),
         cmocka_unit_test(says_that_nobody_is_there),
         cmocka_unit_test(one_server_an_address),
