@@ -102,6 +102,7 @@ struct driver {
     struct drv_step now;
     enum drv_phase phase;
     struct drv_means means;
+    char again[160]; /* why the next step to begin is run again */
     uint32_t restarts, n_of[2]; /* n_of: processes of each side */
     int steps_fd, log_fd, out_fd; /* -1: not open; out: where the table goes */
 };
@@ -132,7 +133,7 @@ json_t *drv_step_json(const struct driver *d);
 enum fl_status drv_pending_write(struct driver *d, struct fl_err *err);
 bool drv_pending_read(struct driver *d, uint64_t step);
 enum fl_status drv_steps_open(struct driver *d, uint64_t *whole, struct fl_err *err);
-enum fl_status drv_steps_cut(struct driver *d, uint64_t steps, struct fl_err *err);
+enum fl_status drv_steps_cut(struct driver *d, uint64_t steps, uint64_t *whole, struct fl_err *err);
 enum fl_status drv_run_json(struct driver *d, const char *placement, struct fl_err *err);
 void drv_say(struct driver *d, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void drv_advice(struct driver *d);

@@ -41,6 +41,8 @@ void drv_say(struct driver *d, const char *fmt, ...)
 void drv_step_begin(struct driver *d, uint64_t step)
 {
     d->now = (struct drv_step){ .step = step, .began_s = d->ops->now_s(d) };
+    snprintf(d->now.unclean[DRV_TRAIN], sizeof(d->now.unclean[0]), "%s", d->again);
+    d->again[0] = '\0';
 }
 
 void drv_unclean(struct driver *d, enum drv_phase phase, const char *fmt, ...)
@@ -267,12 +269,12 @@ enum fl_status drv_steps_open(struct driver *d, uint64_t *whole, struct fl_err *
     return steps_keep(d, UINT64_MAX, whole, err);
 }
 
-/* A run that goes on from step n has n records: those after it are of weights that are gone. */
-enum fl_status drv_steps_cut(struct driver *d, uint64_t steps, struct fl_err *err)
+/* A run that goes on from step n keeps the records before it: those after are of weights that are
+ * gone. *whole: the first step without a record. */
+enum fl_status drv_steps_cut(struct driver *d, uint64_t steps, uint64_t *whole, struct fl_err *err)
 {
-    uint64_t whole = 0;
-
-    return steps_keep(d, steps, &whole, err);
+    *whole = 0;
+    return steps_keep(d, steps, whole, err);
 }
 
 /* A step that is trained and not yet written down: a driver that comes back finishes it. */

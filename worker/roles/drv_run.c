@@ -40,33 +40,38 @@ static enum fl_status load(struct driver *d, const char *dir, struct fl_err *err
     return st == FL_OK ? st : fl_wrap(err, st, "load %s", *dir ? dir : "the first weights");
 }
 
+/* The step that was trained and saved and has no record yet: what is left of it is the update and,
+ * where it is due, the evaluation. */
+static enum fl_status finish_step(struct driver *d, const char *why, struct fl_err *err)
+{
+    drv_unclean(d, DRV_UPDATE, "%s", why);
+    FL_TRY(drv_settle(d, err));
+    FL_TRY(drv_eval(d, err));
+    return drv_step_end(d, err);
+}
+
 /* From the newest checkpoint of this run, else from where the run began. */
-static enum fl_status load_newest(struct driver *d, struct fl_err *err)
+static enum fl_status load_newest(struct driver *d, const char *why, struct fl_err *err)
 {
     char dir[1024];
+    uint64_t whole;
 
     if (ckpt_newest(d->save_dir, dir, NULL) != FL_OK)
         snprintf(dir, sizeof(dir), "%s", d->load_dir);
     FL_TRY(load(d, dir, err));
-    FL_TRY(drv_steps_cut(d, d->step, err));
+    FL_TRY(drv_steps_cut(d, d->step, &whole, err));
     drv_say(d, "trainers go on at step %ju, from %s", (uintmax_t)d->step,
             *dir ? dir : "the first weights");
-    return FL_OK;
-}
-
-/* The step that the last attempt of this driver trained and did not finish. */
-static enum fl_status finish_pending(struct driver *d, struct fl_err *err)
-{
-    drv_unclean(d, DRV_UPDATE, "the driver started again in this step");
-    d->step = d->now.step + 1;
-    d->version = d->step;
-    FL_TRY(drv_settle(d, err));
-    return drv_step_end(d, err);
+    if (whole + 1 == d->step && drv_pending_read(d, whole))
+        return finish_step(d, why, err);
+    snprintf(d->again, sizeof(d->again), "%s", why);
+    return drv_settle(d, err);
 }
 
 /* A later attempt: the trainers have gone on living, or are new. whole: steps on record. */
 static enum fl_status find_place(struct driver *d, uint64_t whole, struct fl_err *err)
 {
+    static const char why[] = "the driver started again in this step";
     json_t *said = NULL;
     uint64_t step = 0, version = 0;
     enum fl_status st = d->ops->ask(d, DRV_TRAINERS, "state", NULL, DRV_PAUSE_MS, &said, err);
@@ -78,23 +83,25 @@ static enum fl_status find_place(struct driver *d, uint64_t whole, struct fl_err
     json_decref(said);
     if (st != FL_OK && st != FL_UNSUPPORTED && st != FL_INVALID)
         return st;
+    d->step = step;
+    d->version = version;
     if (st == FL_OK && step == whole) {
-        d->step = whole;
-        d->version = version;
+        snprintf(d->again, sizeof(d->again), "%s", why);
         return drv_settle(d, err);
     }
     if (st == FL_OK && step == whole + 1 && drv_pending_read(d, whole))
-        return finish_pending(d, err);
+        return finish_step(d, why, err);
     FL_TRY(d->ops->restart(d, DRV_TRAINERS, err));
-    FL_TRY(load_newest(d, err));
-    return drv_settle(d, err);
+    return load_newest(d, why, err);
 }
 
 static enum fl_status first_place(struct driver *d, struct fl_err *err)
 {
+    uint64_t whole;
+
     if (*d->load_dir)
         FL_TRY(load(d, d->load_dir, err));
-    FL_TRY(drv_steps_cut(d, d->step, err));
+    FL_TRY(drv_steps_cut(d, d->step, &whole, err));
     return drv_settle(d, err);
 }
 
@@ -102,14 +109,16 @@ static enum fl_status first_place(struct driver *d, struct fl_err *err)
 /* Trainers that ended start again from the last checkpoint; anything else ends the run. */
 static enum fl_status recover(struct driver *d, enum fl_status why, struct fl_err *err)
 {
+    char text[160];
+
     if ((why != FL_UNREACHABLE && why != FL_TIMEOUT) || d->restarts >= (uint32_t)d->flags.max_restarts)
         return why;
     d->restarts++;
-    fl_warn("step failed step=%ju restarts=%u why=%s", (uintmax_t)d->now.step, d->restarts, err->text);
-    drv_say(d, "step %ju: %s", (uintmax_t)d->now.step, err->text);
+    snprintf(text, sizeof(text), "%s", err->text);
+    fl_warn("step failed step=%ju restarts=%u why=%s", (uintmax_t)d->now.step, d->restarts, text);
+    drv_say(d, "step %ju: %s", (uintmax_t)d->now.step, text);
     FL_TRY(d->ops->restart(d, DRV_TRAINERS, err));
-    FL_TRY(load_newest(d, err));
-    return drv_settle(d, err);
+    return load_newest(d, text, err);
 }
 
 /* ---- one after the other ---------------------------------------------------------------------- */
