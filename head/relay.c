@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "common/base/log.h"
+#include "common/proto/pb.h"
 #include "head/state.h"
 
 /* What a worker asks of the head, relayed by its daemon. The same question asked again gets the
@@ -15,7 +16,7 @@ struct question {
 
 static void *body_of(const struct question *q, const ProtobufCMessageDescriptor *d)
 {
-    void *m = protobuf_c_message_unpack(d, NULL, q->body->len, q->body->data);
+    void *m = pb_unpack(d, q->body->data, q->body->len, NULL);
 
     if (!m)
         reply_refuse(q->req, FL_CORRUPT, "a %s of %zu bytes cannot be decoded", d->short_name,

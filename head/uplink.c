@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "common/base/log.h"
+#include "common/proto/pb.h"
 #include "head/state.h"
 
 struct uplink {
@@ -50,7 +51,7 @@ void reply_refuse(struct call_req *req, enum fl_status st, const char *fmt, ...)
 static void *decode(struct call_req *req, const struct wire_msg *m,
                     const ProtobufCMessageDescriptor *d)
 {
-    void *msg = protobuf_c_message_unpack(d, NULL, m->head.body_bytes, m->body);
+    void *msg = pb_unpack(d, m->body, m->head.body_bytes, NULL);
 
     if (!msg)
         reply_refuse(req, FL_CORRUPT, "a %s of %u bytes cannot be decoded", d->short_name,

@@ -1,4 +1,5 @@
 #include "transport/xfer/port_priv.h"
+#include "common/proto/pb.h"
 #include <stdlib.h>
 #include <string.h>
 #include "common/base/str.h"
@@ -122,7 +123,7 @@ void xfer_port_serve(struct xfer_port *p, struct call_req *req, const struct wir
     struct fl_err err = { 0 };
 
     if (i < XFER_N_METHODS)
-        msg = protobuf_c_message_unpack(bodies[i], NULL, m->head.body_bytes, m->body);
+        msg = pb_unpack(bodies[i], m->body, m->head.body_bytes, NULL);
     if (!msg) {
         fl_fail(&err, i < XFER_N_METHODS ? FL_CORRUPT : FL_UNSUPPORTED,
                 "method %u of the weight plane: %s", m->head.method,

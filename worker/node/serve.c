@@ -3,6 +3,7 @@
 
 #include "common/base/log.h"
 #include "common/proto/methods.h"
+#include "common/proto/pb.h"
 #include "worker/node/node_priv.h"
 
 enum { PORTS_MAX = 256, PORTS_FROM = 20000 };
@@ -36,7 +37,7 @@ static void *decode(struct node *n, struct call_req *req, const struct wire_msg 
 
     if (!node_uplink_joined(n->up))
         fl_fail(&err, FL_STALE, "this daemon has not joined on this connection");
-    else if (!(msg = protobuf_c_message_unpack(d, NULL, m->head.body_bytes, m->body)))
+    else if (!(msg = pb_unpack(d, m->body, m->head.body_bytes, NULL)))
         fl_fail(&err, FL_CORRUPT, "a %s of %u bytes cannot be decoded", d->short_name,
                 m->head.body_bytes);
     if (!msg)
