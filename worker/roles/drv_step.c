@@ -249,6 +249,7 @@ static enum fl_status rewards(struct driver *d, const struct drv_job *j, const s
                               float *out, struct fl_err *err)
 {
     struct reward_row *rows = calloc(m->n_samples, sizeof(*rows));
+    struct fl_err why = { 0 };
 
     if (!rows)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %u rewards", m->n_samples);
@@ -258,9 +259,12 @@ static enum fl_status rewards(struct driver *d, const struct drv_job *j, const s
         rows[i] = (struct reward_row){ p->input, m->texts[i], p->label };
     }
     enum fl_status st = reward_score(d->flags.reward_cmd, rows, m->n_samples,
-                                     (uint32_t)(d->flags.reward_timeout_s * 1000), out, err);
+                                     (uint32_t)(d->flags.reward_timeout_s * 1000), out, &why);
     free(rows);
-    return st;
+    if (st == FL_OK)
+        return FL_OK;
+    /* late or not: it is the command's fault, and no trainer is started again for that */
+    return fl_fail(err, st == FL_TIMEOUT || st == FL_UNREACHABLE ? FL_INVALID : st, "%s", why.text);
 }
 
 static enum fl_status odd_digests(struct driver *d, enum drv_phase phase, const struct drv_made *m,
