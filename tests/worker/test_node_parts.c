@@ -229,7 +229,7 @@ static void inventories(void **state)
     struct fl_err err;
 
     (void)state;
-    t_ok(node_inventory_make(&cfg, NULL, "no-such-library.so", &inv, &err), &err);
+    t_ok(node_inventory_make(&cfg, NULL, "no-such-library.so", NULL, &inv, &err), &err);
     t_int_eq(amount(inv, "CPU"), 25000);
     t_int_eq(amount(inv, "GPU"), 40000);
     t_int_eq(amount(inv, "memory"), (1ll << 30) * 10000);
@@ -245,13 +245,13 @@ static void inventories(void **state)
     fl__inventory__free_unpacked(inv, NULL);
 
     cfg.gpus = 2;
-    t_ok(node_inventory_make(&cfg, "7,GPU-x,1", "no-such-library.so", &inv, &err), &err);
+    t_ok(node_inventory_make(&cfg, "7,GPU-x,1", "no-such-library.so", NULL, &inv, &err), &err);
     t_str_eq(inv->devices[0]->id, "7", "taken from the list");
     t_str_eq(inv->devices[1]->id, "GPU-x");
     fl__inventory__free_unpacked(inv, NULL);
 
     cfg = (struct node_config){ .cpus = -1, .gpus = -1 };
-    t_ok(node_inventory_make(&cfg, NULL, "no-such-library.so", &inv, &err), &err);
+    t_ok(node_inventory_make(&cfg, NULL, "no-such-library.so", NULL, &inv, &err), &err);
     t_true(amount(inv, "CPU") >= 10000);
     t_true(amount(inv, "memory") > 0);
     t_int_eq(amount(inv, "GPU"), -1);
@@ -293,7 +293,7 @@ static void inventories_of_gpus(void **state)
             struct fl_err err = { 0 };
             char text[256];
             struct fl_str ids = FL_STR_ON(text);
-            enum fl_status st = node_inventory_make(&cfg, r->visible, fake_nvml, &inv, &err);
+            enum fl_status st = node_inventory_make(&cfg, r->visible, fake_nvml, NULL, &inv, &err);
 
             t_int_eq(st, r->says ? FL_INVALID : FL_OK, "%s: %s", r->name, err.text);
             if (r->says) {
@@ -340,9 +340,9 @@ static void inventories_refused(void **state)
         Fl__Inventory *inv = NULL;
         struct fl_err err = { 0 };
 
-        t_int_eq(
-            node_inventory_make(&rows[i].cfg, rows[i].visible, "no-such-library.so", &inv, &err),
-            FL_INVALID, "%s", rows[i].name);
+        t_int_eq(node_inventory_make(&rows[i].cfg, rows[i].visible, "no-such-library.so", NULL,
+                                     &inv, &err),
+                 FL_INVALID, "%s", rows[i].name);
         t_has(err.text, rows[i].says);
         t_true(!inv, "%s", rows[i].name);
     }
@@ -498,7 +498,7 @@ static void ledger_init(struct ledger *d, const char *name)
 
     snprintf(d->path, sizeof(d->path), "%s", t_path(name));
     t_ok(fl_loop_create(&clock, &d->loop, &err), &err);
-    t_ok(node_inventory_make(&cfg, NULL, "no-such-library.so", &d->inv, &err), &err);
+    t_ok(node_inventory_make(&cfg, NULL, "no-such-library.so", NULL, &d->inv, &err), &err);
     ledger_open(d);
 }
 

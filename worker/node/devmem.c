@@ -43,24 +43,12 @@ static bool held_by_others(const struct worker *w, const char *uuid)
     return false;
 }
 
-/* NVML stays open from the first worker with a device on. */
-static struct nvml *nvml_of(struct node *n)
-{
-    struct fl_err err;
-
-    if (!n->nvml && !n->nvml_failed && nvml_open(n->cfg.nvml, &n->nvml, &err) != FL_OK) {
-        fl_warn("memory of devices is not verified after workers why=\"%s\"", err.text);
-        n->nvml_failed = true;
-    }
-    return n->nvml;
-}
-
 void node_devmem_before(struct worker *w)
 {
     const Fl__WorkerSpec *s = w->spec;
     struct devmem *m;
 
-    if (!s->n_device_ids || !device_of(w->node, s->device_ids[0]) || !nvml_of(w->node) ||
+    if (!s->n_device_ids || !device_of(w->node, s->device_ids[0]) || !w->node->nvml ||
         !(m = calloc(1, sizeof(*m) + s->n_device_ids * sizeof(m->device[0]))))
         return;
     m->worker = w;

@@ -10,6 +10,7 @@
 #include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/proto/methods.h"
+#include "common/proto/pb.h"
 #include "worker/node/node_priv.h"
 
 enum { TICK_MS = 200 /* only where inotify gives no watch */ };
@@ -289,7 +290,7 @@ static void on_pushed(struct call_op *op, enum fl_status st, const struct wire_m
     }
     uint64_t was = f->offset;
 
-    m = fl__log_pushed__unpack(NULL, reply->head.body_bytes, reply->body);
+    m = pb_unpack(&fl__log_pushed__descriptor, reply->body, reply->head.body_bytes, NULL);
     f->offset = m && m->has_next ? m->next : f->sent_end;
     if (m)
         fl__log_pushed__free_unpacked(m, NULL);

@@ -280,23 +280,21 @@ static enum fl_status devices_real(const struct node_config *cfg, const struct n
 }
 
 static enum fl_status devices(const struct node_config *cfg, const char *visible,
-                              const char *nvml_lib, Fl__Inventory *inv, struct fl_err *err)
+                              const char *nvml_lib, struct nvml **nvml, Fl__Inventory *inv,
+                              struct fl_err *err)
 {
     static struct node_visible v; /* 64 KiB: not for the stack */
     struct nvml_gpu gpus[NVML_GPUS];
-    struct nvml *nvml = NULL;
     struct fl_err why;
     size_t n = 0;
 
     FL_TRY(node_visible_parse("CUDA_VISIBLE_DEVICES", visible, &v, err));
-    if (nvml_open(nvml_lib, &nvml, &why) == FL_OK) {
-        enum fl_status st = nvml_list(nvml, gpus, &n, err);
-
-        nvml_close(nvml);
-        FL_TRY(st);
-    } else {
+    if (cfg->gpus == 0)
+        return FL_OK;
+    if (nvml_open(nvml_lib, nvml, &why) == FL_OK)
+        FL_TRY(nvml_list(*nvml, gpus, &n, err));
+    else
         fl_debug("no GPUs by NVML why=%s", why.text);
-    }
     if (n)
         return devices_real(cfg, &v, gpus, n, inv, err);
     return cfg->gpus > 0 ? devices_logical(cfg, &v, inv, err) : FL_OK;
@@ -368,9 +366,11 @@ enum fl_status node_resources_parse(const char *text, Fl__Inventory *into, struc
  */
 
 enum fl_status node_inventory_make(const struct node_config *cfg, const char *visible,
-                                   const char *nvml_lib, Fl__Inventory **out, struct fl_err *err)
+                                   const char *nvml_lib, struct nvml **nvml, Fl__Inventory **out,
+                                   struct fl_err *err)
 {
     Fl__Inventory *inv = malloc(sizeof(*inv));
+    struct nvml *lib = NULL;
     enum fl_status st;
 
     if (!inv || FL_FAULT("node.inventory")) {
@@ -378,7 +378,7 @@ enum fl_status node_inventory_make(const struct node_config *cfg, const char *vi
         return fl_fail(err, FL_EXHAUSTED, "no memory for the inventory");
     }
     *inv = (Fl__Inventory)FL__INVENTORY__INIT;
-    st = devices(cfg, visible, nvml_lib, inv, err);
+    st = devices(cfg, visible, nvml_lib, &lib, inv, err);
     if (st == FL_OK)
         st = add_amount(inv, "CPU", cfg->cpus >= 0 ? (int64_t)llround(cfg->cpus * E4) : cores_e4(),
                         err);
@@ -390,10 +390,14 @@ enum fl_status node_inventory_make(const struct node_config *cfg, const char *vi
         st = node_resources_parse(cfg->resources, inv, err);
     if (st == FL_OK)
         st = node_labels_parse(cfg->labels, inv, err);
+    if (st != FL_OK || !nvml || !inv->n_devices || !inv->devices[0]->uuid)
+        nvml_close(FL_TAKE(lib));
     if (st != FL_OK) {
         fl__inventory__free_unpacked(inv, NULL);
         return st;
     }
+    if (nvml)
+        *nvml = lib;
     *out = inv;
     return FL_OK;
 }

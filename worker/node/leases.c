@@ -4,6 +4,7 @@
 #include "common/base/id.h"
 #include "common/base/log.h"
 #include "common/base/str.h"
+#include "common/proto/pb.h"
 #include <stdlib.h>
 
 enum { FILE_MAX = 4 << 20, HOLD_MAX_MS = 600000 };
@@ -68,7 +69,7 @@ static enum fl_status load(struct leases *s, struct fl_err *err)
     if (st == FL_NOT_FOUND)
         return FL_OK;
     FL_TRY(st);
-    Fl__NodeLeases *all = fl__node_leases__unpack(NULL, len, (uint8_t *)raw);
+    Fl__NodeLeases *all = pb_unpack(&fl__node_leases__descriptor, raw, len, NULL);
 
     free(raw);
     if (!all || all->n_leases > LEASES_MAX) {

@@ -36,11 +36,10 @@ static char *json_text(const struct node *n)
 
     FL_HEX(n->ident.me.id, node);
     (void)fl_pid_start_time((int)getpid(), &start_time, NULL);
-    json_t *j =
-        json_pack("{ss sI ss si sI ss ss ss sb}", "node", node, "start", (json_int_t)n->ident.me.start,
-                  "name", n->name, "pid", (int)getpid(), "start_time", (json_int_t)start_time,
-                  "address", n->addr.text, "head", n->cfg.address, "sock", n->sock_path,
-                  "private", n->cfg.is_private);
+    json_t *j = json_pack("{ss sI ss si sI ss ss ss sb}", "node", node, "start",
+                          (json_int_t)n->ident.me.start, "name", n->name, "pid", (int)getpid(),
+                          "start_time", (json_int_t)start_time, "address", n->addr.text, "head",
+                          n->cfg.address, "sock", n->sock_path, "private", n->cfg.is_private);
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
 
     json_decref(j);
@@ -293,7 +292,8 @@ static enum fl_status begin(struct node *n, struct fl_err *err)
         FL_TRY(node_addr_find(n->cfg.ip, n->cfg.address, &n->addr, err));
         fl_info("own address=%s interface=%s: as asked", n->addr.text, n->addr.iface);
     }
-    FL_TRY(node_inventory_make(&n->cfg, getenv("CUDA_VISIBLE_DEVICES"), n->cfg.nvml, &n->inventory, err));
+    FL_TRY(node_inventory_make(&n->cfg, getenv("CUDA_VISIBLE_DEVICES"), n->cfg.nvml, &n->nvml,
+                               &n->inventory, err));
     if (n->addr.text[0])
         FL_TRY(node_inventory_at(n->inventory, n->addr.text, err));
     FL_TRY(node_ident_open(n->cfg.state_dir, &n->ident, err));

@@ -52,7 +52,7 @@ struct follow {
 /* ---- worker.c ----------------------------------------------------------------------------------
  */
 struct devmem; /* devmem.c */
-struct line; /* sock.c: a worker's connection */
+struct line;   /* sock.c: a worker's connection */
 struct worker {
     UT_hash_handle hh;
     struct node *node;
@@ -63,7 +63,7 @@ struct worker {
     struct proc *proc; /* NULL once it is gone */
     int pid;
     struct devmem *devmem; /* NULL: nothing to verify */
-    bool joined, gone; /* gone: and the memory of its devices is back, or is not coming */
+    bool joined, gone;     /* gone: and the memory of its devices is back, or is not coming */
     char tcp[80], unix_path[128];
     struct line *line;
 
@@ -121,7 +121,7 @@ enum fl_status node_sock_open(struct node *n, struct fl_err *err);
 void node_sock_close(struct node *n);
 void node_line_destroy(struct line *l);
 enum fl_status node_line_event(struct worker *w, uint16_t method, struct fl_bytes body,
-                          struct fl_err *err);
+                               struct fl_err *err);
 
 /* ---- uplink.c: the stream to the head ----------------------------------------------------------
  */
@@ -131,12 +131,13 @@ void node_uplink_destroy(struct uplink *u);
 bool node_uplink_joined(const struct uplink *u);
 /* FL_UNREACHABLE unless joined. */
 enum fl_status node_uplink_call(struct uplink *u, uint16_t method, uint32_t lane, uint64_t due_ns,
-                           const ProtobufCMessage *m, struct call_op *op, struct fl_err *err);
-void node_uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *name, double value);
+                                const ProtobufCMessage *m, struct call_op *op, struct fl_err *err);
+void node_uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *name,
+                        double value);
 void node_uplink_forget_metrics(struct uplink *u, const struct fl_seat_ref *who);
 void node_uplink_purged(struct uplink *u); /* nothing runs any more: join anew, as the next start */
 void node_uplink_leave(struct uplink *u, const char *why,
-                  void (*left)(struct node *n)); /* tells the head */
+                       void (*left)(struct node *n)); /* tells the head */
 extern const struct call_method node_serve_methods[]; /* serve.c: what the head asks */
 extern const size_t node_serve_n_methods;
 void node_serve_releases(struct node *n); /* answers releases that waited for workers to end */
@@ -161,10 +162,12 @@ struct node {
     struct stream_server *server;
     struct uplink *up;
     struct release *releases;
-    struct { uint16_t port; uint64_t lease; } given[512]; /* ports: nobody else gets them while the lease lives */
+    struct {
+        uint16_t port;
+        uint64_t lease;
+    } given[512]; /* ports: nobody else gets them while the lease lives */
     size_t n_given;
-    struct nvml *nvml;
-    bool nvml_failed;
+    struct nvml *nvml; /* NULL: no real devices */
     struct fl_metrics *metrics;
     struct {
         struct fl_metric *workers, *started, *ended, *pushed_bytes, *gone_bytes, *joins, *relays;

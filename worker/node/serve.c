@@ -37,9 +37,8 @@ static void *decode(struct node *n, struct call_req *req, const struct wire_msg 
 
     if (!node_uplink_joined(n->up))
         fl_fail(&err, FL_STALE, "this daemon has not joined on this connection");
-    else if (!(msg = pb_unpack(d, m->body, m->head.body_bytes, NULL)))
-        fl_fail(&err, FL_CORRUPT, "a %s of %u bytes cannot be decoded", d->short_name,
-                m->head.body_bytes);
+    else
+        msg = pb_unpack(d, m->body, m->head.body_bytes, &err);
     if (!msg)
         refuse(req, &err);
     return msg;

@@ -5,6 +5,7 @@
 #include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/proto/methods.h"
+#include "common/proto/pb.h"
 #include "worker/node/node_priv.h"
 
 struct line { /* a worker's connection */
@@ -33,10 +34,13 @@ static void refuse(struct call_req *req, enum fl_status st, const char *text)
 static void on_ready(void *service, struct call_req *req, const struct wire_msg *m)
 {
     struct line *l = service;
-    Fl__WorkerReady *r = fl__worker_ready__unpack(NULL, m->head.body_bytes, m->body);
+    struct fl_err err;
+    Fl__WorkerReady *r =
+        pb_unpack(&fl__worker_ready__descriptor, m->body, m->head.body_bytes, &err);
 
     if (!r) {
-        refuse(req, FL_CORRUPT, "WORKER_READY cannot be decoded");
+        if (req)
+            call_fail(req, &err);
         return;
     }
     if (l->worker)
@@ -49,7 +53,7 @@ static void on_ready(void *service, struct call_req *req, const struct wire_msg 
 static void on_metric(void *service, struct call_req *req, const struct wire_msg *m)
 {
     struct line *l = service;
-    Fl__Metric *x = fl__metric__unpack(NULL, m->head.body_bytes, m->body);
+    Fl__Metric *x = pb_unpack(&fl__metric__descriptor, m->body, m->head.body_bytes, NULL);
 
     if (x && l->worker)
         node_uplink_metric(l->node->up, &l->worker->who, x->name, x->value);
@@ -62,7 +66,7 @@ static void on_metric(void *service, struct call_req *req, const struct wire_msg
 static void on_progress(void *service, struct call_req *req, const struct wire_msg *m)
 {
     struct line *l = service;
-    Fl__Progress *x = fl__progress__unpack(NULL, m->head.body_bytes, m->body);
+    Fl__Progress *x = pb_unpack(&fl__progress__descriptor, m->body, m->head.body_bytes, NULL);
 
     if (x && l->worker) {
         node_uplink_metric(l->node->up, &l->worker->who, "progress/done", (double)x->done);

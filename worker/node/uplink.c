@@ -5,6 +5,7 @@
 #include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/proto/methods.h"
+#include "common/proto/pb.h"
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
 
@@ -264,11 +265,9 @@ static void on_join(struct call_op *op, enum fl_status st, const struct wire_msg
 
     if (u->state != UP_JOINING)
         return; /* on_closed goes on, or it is over */
-    if (st == FL_OK && !(r = fl__join_reply__unpack(NULL, reply->head.body_bytes, reply->body))) {
-        fl_fail(&bad, FL_CORRUPT, "the answer to NODE_JOIN cannot be decoded (%u bytes)",
-                reply->head.body_bytes);
+    if (st == FL_OK &&
+        !(r = pb_unpack(&fl__join_reply__descriptor, reply->body, reply->head.body_bytes, &bad)))
         err = &bad;
-    }
     if (!r) {
         struct fl_err why = *err;
 

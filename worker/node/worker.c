@@ -10,6 +10,7 @@
 #include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/proto/methods.h"
+#include "common/proto/pb.h"
 #include "worker/node/devmem.h"
 #include "worker/node/env.h"
 #include "worker/node/seat.h"
@@ -545,7 +546,7 @@ static void adopt_ready(struct worker *w)
     if (fl_path(path, NULL, "%s/ready", w->dir) != FL_OK ||
         fl_file_read(path, SPEC_MAX, &raw, &len, NULL) != FL_OK)
         return;
-    Fl__WorkerReady *r = fl__worker_ready__unpack(NULL, len, (uint8_t *)raw);
+    Fl__WorkerReady *r = pb_unpack(&fl__worker_ready__descriptor, raw, len, NULL);
 
     free(raw);
     if (!r)
@@ -564,7 +565,7 @@ static enum fl_status adopt_one(struct node *n, const char *name, struct fl_err 
 
     FL_TRY(fl_path(path, err, "%s/w/%s/worker", n->dir, name));
     FL_TRY(fl_file_read(path, SPEC_MAX, &raw, &len, err));
-    Fl__WorkerSpec *spec = fl__worker_spec__unpack(NULL, len, (uint8_t *)raw);
+    Fl__WorkerSpec *spec = pb_unpack(&fl__worker_spec__descriptor, raw, len, NULL);
 
     explicit_bzero(raw, len);
     free(raw);
