@@ -5,8 +5,7 @@
 #include "common/base/str.h"
 #include "head/state.h"
 
-/* ---- flags ------------------------------------------------------------------------------------
- */
+/* ---- flags ---- */
 
 static const struct {
     const char *name;
@@ -59,8 +58,7 @@ enum fl_status flags_read(const Fl__GroupRec *g, struct layout_flags *out, struc
     return FL_OK;
 }
 
-/* ---- making and ending ------------------------------------------------------------------------
- */
+/* ---- making and ending ---- */
 
 enum fl_status group_make(struct head *h, struct job *j, const Fl__GroupRec *like,
                           struct group **out, struct fl_err *err)
@@ -105,8 +103,7 @@ void group_asks_answer(struct group *g, enum fl_status st, const struct fl_err *
     }
 }
 
-/* ---- leases -----------------------------------------------------------------------------------
- */
+/* ---- leases ---- */
 
 struct lot { /* leases of one node that one message is about */
     struct head *head;
@@ -224,8 +221,7 @@ static bool release_all(struct head *h, struct group *g, bool prepared_only)
     return none;
 }
 
-/* ---- what is to be done -----------------------------------------------------------------------
- */
+/* ---- what is to be done ---- */
 
 static bool seats_ended(struct head *h, const struct group *g)
 {

@@ -9,8 +9,7 @@
 
 enum { BEAT_MS = 1000, SILENT_MS = 15000, IDLE_WAIT_MS = 120000 };
 
-/* ---- the round that does what follows from the tables -----------------------------------------
- */
+/* ---- the round that does what follows from the tables ---- */
 
 void head_kick(struct head *h)
 {
@@ -64,6 +63,7 @@ static void on_sweep(struct fl_timer *t, uint64_t now_ns)
     struct job *j, *tmp;
 
     nodes_sweep(h, now_ns);
+    nodes_forget_old(h);
     HASH_ITER (hh, h->jobs, j, tmp)
         if (j->log && j->rec->cleaned && !j->followers)
             joblog_close(j);
@@ -71,8 +71,7 @@ static void on_sweep(struct fl_timer *t, uint64_t now_ns)
     head_kick(h);
 }
 
-/* ---- the end ----------------------------------------------------------------------------------
- */
+/* ---- the end ---- */
 
 static bool work_left(struct head *h)
 {
@@ -103,21 +102,20 @@ static void shutdown_answered(struct send *t, enum fl_status st, const struct wi
     head_kick(t->head);
 }
 
+/* One that comes back only now hears it as well. */
 static void tell_daemons(struct head *h)
 {
     Fl__Shutdown m = FL__SHUTDOWN__INIT;
     struct node *n, *tmp;
     struct fl_err err;
 
-    h->end_told = true;
-    h->end_due_ns = fl_loop_now_ns(h->loop) + HEAD_END_MS * 1000000ull;
     m.why = h->end_why;
     m.has_term_ms = true;
     m.term_ms = HEAD_STOP_TERM_MS;
     HASH_ITER (hh, h->nodes, n, tmp)
-        if (n->up)
-            (void)node_send(n, FL_NODE_SHUTDOWN, &m, HEAD_END_MS,
-                            &(struct send){ .done = shutdown_answered }, &err);
+        if (n->up && n->state != NODE_JOINING && !n->told_end)
+            n->told_end = node_send(n, FL_NODE_SHUTDOWN, &m, HEAD_END_MS,
+                                    &(struct send){ .done = shutdown_answered }, &err) == FL_OK;
 }
 
 static bool daemons_left(struct head *h)
@@ -143,9 +141,11 @@ static void settle_end(struct head *h, uint64_t now)
         }
         if (late)
             fl_warn("jobs did not end in time, daemons end what is left ms=%d", HEAD_END_MS);
-        tell_daemons(h);
+        h->end_told = true;
+        h->end_due_ns = now + HEAD_END_MS * 1000000ull;
         late = false;
     }
+    tell_daemons(h);
     if ((daemons_left(h) || !all_told(h, now)) && !late) {
         head_wake_at(h, h->end_due_ns);
         head_wake_at(h, now + 100000000);
@@ -200,8 +200,7 @@ void head_shutdown(struct head *h, const char *why)
     head_kick(h);
 }
 
-/* ---- metrics ----------------------------------------------------------------------------------
- */
+/* ---- metrics ---- */
 
 static const struct {
     struct fl_metric_name name;
@@ -230,8 +229,7 @@ static enum fl_status make_metrics(struct head *h, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- making it --------------------------------------------------------------------------------
- */
+/* ---- making it ---- */
 
 static enum fl_status read_boot_id(struct head *h, struct fl_err *err)
 {

@@ -18,6 +18,7 @@ struct head_config {
     const char *rpc, *http;      /* addresses that drivers are told; may be set later */
     uint32_t beat_ms, silent_ms; /* 0: 1 s and 15 s */
     bool until_idle;             /* end when every job has ended and who followed has heard it */
+    uint64_t log_keep_bytes;     /* of each job's log; 0: 64 MiB */
     uint32_t idle_wait_ms;       /* until_idle without any job yet: 0: 120 s */
     const char *token; /* hex; asked from other addresses than loopback; NULL: they are refused */
     /* The head has ended: nothing runs any more; take it apart. */

@@ -17,9 +17,8 @@
  * twice. */
 enum {
     MARK_MAGIC = 0x4c4a4c46, /* "FLJL" */
-    KEEP_BYTES = 64 << 20,
-    PUNCH_AT = 96 << 20,
-    LINE_ROOM = 160, /* of a prefix */
+    KEEP_BYTES = 64 << 20,   /* if not told otherwise; half as much more may lie there */
+    LINE_ROOM = 160,         /* of a prefix */
     STREAMS_MAX = 65536,
 };
 
@@ -161,11 +160,11 @@ static enum fl_status need_log(struct job *j, struct fl_err *err)
 
 /* Bounded: what is older than the last KEEP_BYTES goes. Where the file system makes no holes in
  * what is there, the file is emptied and goes on at the same offset. */
-static void punch(struct joblog *g)
+static void punch(struct joblog *g, uint64_t keep)
 {
-    uint64_t first = (g->end - KEEP_BYTES) & ~4095ull;
+    uint64_t first = (g->end - keep) & ~4095ull;
 
-    if (g->end - g->head.first < PUNCH_AT)
+    if (g->end - g->head.first < keep + keep / 2)
         return;
     if (fallocate(g->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)first) < 0) {
         if (ftruncate(g->fd, 0) < 0 || ftruncate(g->fd, (off_t)g->end) < 0)
@@ -176,8 +175,7 @@ static void punch(struct joblog *g)
     (void)pwrite(g->marks_fd, &g->head, sizeof(g->head), 0); /* else a hole is read as zeros */
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ---- */
 
 static struct slot *slot_of(struct joblog *g, const Fl__LogPush *m)
 {
@@ -281,13 +279,12 @@ enum fl_status joblog_push(struct job *j, const Fl__LogPush *m, const char *node
     fl_str_fini(&out);
     FL_TRY(st);
     *next = to;
-    punch(j->log);
+    punch(j->log, j->head->cfg.log_keep_bytes ? j->head->cfg.log_keep_bytes : KEEP_BYTES);
     followers_wake(j);
     return FL_OK;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ---- */
 
 uint64_t joblog_end(struct job *j)
 {

@@ -27,8 +27,7 @@ struct seat *job_driver(struct job *j)
     return j->rec->has_driver ? seat_of(j->head, &j->rec->driver) : NULL;
 }
 
-/* ---- submitting -------------------------------------------------------------------------------
- */
+/* ---- submitting ---- */
 
 static enum fl_status make_name(char out[64], struct fl_err *err)
 {
@@ -132,8 +131,7 @@ enum fl_status job_stop(struct head *h, struct job *j, struct after *then, bool 
     return FL_OK;
 }
 
-/* ---- ending -----------------------------------------------------------------------------------
- */
+/* ---- ending ---- */
 
 static void finish(struct job *j, Fl__JobStatus status, const int32_t *exit_code,
                    const char *error_type, const char *message)
@@ -252,8 +250,7 @@ static void clean(struct head *h, struct job *j)
         head_kick(h);
 }
 
-/* ---- starting ---------------------------------------------------------------------------------
- */
+/* ---- starting ---- */
 
 static void say_waiting(struct job *j)
 {
@@ -369,8 +366,7 @@ void jobs_settle(struct head *h)
     job_forget_old(h);
 }
 
-/* ---- the past ---------------------------------------------------------------------------------
- */
+/* ---- the past ---- */
 
 #define GIVEN_UP "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"
 

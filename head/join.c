@@ -4,8 +4,7 @@
 #include "common/base/log.h"
 #include "head/state.h"
 
-/* ---- may it join ------------------------------------------------------------------------------
- */
+/* ---- may it join ---- */
 
 static struct node *holder_of_name(struct head *h, const char *name, const struct fl_node_id *but)
 {
@@ -49,8 +48,6 @@ static enum fl_status may_join(struct head *h, const struct fl_node_ref *who,
                        m->name, m->address);
     if (!inventory_ok(m->inventory, err))
         return FL_INVALID;
-    if (h->state == HEAD_ENDING)
-        return fl_fail(err, FL_CANCELLED, "this cluster is being shut down");
     if (name && name->state == NODE_SUSPECT)
         return fl_fail(err, FL_AGAIN,
                        "node name %s belongs to %s, which is silent just now; %s waits for it to "
@@ -82,8 +79,7 @@ static enum fl_status may_join(struct head *h, const struct fl_node_ref *who,
     return FL_OK;
 }
 
-/* ---- what it has, against the journal ---------------------------------------------------------
- */
+/* ---- what it has, against the journal ---- */
 
 struct tally { /* what the reply will list, and what the journal must forget */
     struct head *head;
@@ -354,8 +350,7 @@ static void tally_fini(struct tally *t)
     free(t->freed);
 }
 
-/* ---- the join itself --------------------------------------------------------------------------
- */
+/* ---- the join itself ---- */
 
 struct joining { /* from the record to its being on disk */
     Fl__JoinRequest *join;
@@ -462,8 +457,7 @@ void join_serve(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m
     uplink_join(u, n);
 }
 
-/* ---- and later changes ------------------------------------------------------------------------
- */
+/* ---- and later changes ---- */
 
 static void acknowledged(struct after *a, enum fl_status st, const struct fl_err *err)
 {

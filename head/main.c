@@ -61,8 +61,7 @@ struct program {
     bool over;   /* the cluster was shut down, not only this process */
 };
 
-/* ---- the token --------------------------------------------------------------------------------
- */
+/* ---- the token ---- */
 
 static bool loopback(const char *address)
 {
@@ -115,8 +114,7 @@ static enum fl_status find_token(struct program *p, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- serving ----------------------------------------------------------------------------------
- */
+/* ---- serving ---- */
 
 static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
 {
@@ -144,7 +142,8 @@ static enum fl_status listen_http(struct program *p, struct fl_err *err)
     bool any =
         strcmp(p->args.dashboard_host, "0.0.0.0") == 0 || strcmp(p->args.dashboard_host, "::") == 0;
     const char *shown = any ? p->args.node_ip : p->args.dashboard_host;
-    const char *hosts[] = { p->args.node_ip, NULL };
+    char self[256] = "";
+    const char *hosts[] = { p->args.node_ip, self, NULL };
     struct http_config c = { .host = p->args.dashboard_host,
                              .port = (uint16_t)p->args.dashboard_port,
                              .routes = head_routes(),
@@ -152,6 +151,8 @@ static enum fl_status listen_http(struct program *p, struct fl_err *err)
                              .hosts = hosts,
                              .allowed = head_allows };
 
+    if (gethostname(self, sizeof(self) - 1) < 0 || !self[0])
+        hosts[1] = NULL;
     if (http_server_create(p->loop, &c, &p->http, err) != FL_OK)
         return fl_wrap(err, err->status,
                        "HTTP cannot be served on --dashboard-host=%s --dashboard-port=%d",
@@ -198,8 +199,7 @@ static void on_signal(void *arg, int signal, int from_pid)
     fl_post(p->loop, &p->close);
 }
 
-/* ---- telling ----------------------------------------------------------------------------------
- */
+/* ---- telling ---- */
 
 static char *describe(struct program *p)
 {

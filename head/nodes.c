@@ -154,3 +154,22 @@ void nodes_sweep(struct head *h, uint64_t now_ns)
             node_event(n, NODE_EV_SILENT);
     }
 }
+
+void nodes_forget_old(struct head *h)
+{
+    Fl__GoneRec rec = FL__GONE_REC__INIT;
+    struct node *n, *tmp, *oldest = NULL;
+    unsigned out = 0;
+
+    HASH_ITER (hh, h->nodes, n, tmp) {
+        if (n->rec->fate == FL__NODE_FATE__NODE_IN || n->up)
+            continue;
+        oldest = oldest ? oldest : n; /* the table keeps the order in which they came */
+        out++;
+    }
+    if (out <= HEAD_NODES_OUT)
+        return;
+    rec.nodes = &oldest->rec->who->id;
+    rec.n_nodes = 1;
+    (void)head_record(h, REC_GONE, &rec, NULL, NULL); /* one a sweep; tried again at the next */
+}

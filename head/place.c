@@ -27,8 +27,7 @@ struct placing {
 
 enum { PORTS_EACH = 4, PORTS_MAX = 64 };
 
-/* ---- helpers ----------------------------------------------------------------------------------
- */
+/* ---- helpers ---- */
 
 void placing_free(struct group *g)
 {
@@ -85,8 +84,7 @@ static void retry_later(struct group *g)
     head_wake_at(g->job->head, g->retry_ns);
 }
 
-/* ---- the layout, in words ---------------------------------------------------------------------
- */
+/* ---- the layout, in words ---- */
 
 static Fl__LayoutRank *add_rank(Fl__Layout *y, const char *role, uint32_t rank)
 {
@@ -225,8 +223,7 @@ static void layout_print(Fl__Layout *y)
     fl_str_fini(&out);
 }
 
-/* ---- solving ----------------------------------------------------------------------------------
- */
+/* ---- solving ---- */
 
 static void bundles_to_ask(Fl__DecisionRec *d, const Fl__GroupRec *g)
 {
@@ -316,8 +313,7 @@ static enum fl_status write_leases(struct placing *p, const Fl__DecisionRec *d,
     return FL_OK;
 }
 
-/* ---- two phases -------------------------------------------------------------------------------
- */
+/* ---- two phases ---- */
 
 /* What was prepared is taken back by groups_settle(), which finds the group PREPARING and alone. */
 static void give_up(struct placing *p, const struct fl_err *why)
@@ -515,8 +511,7 @@ static void promised(struct after *a, enum fl_status st, const struct fl_err *er
     free(a);
 }
 
-/* ---- from a decision to a placing -------------------------------------------------------------
- */
+/* ---- from a decision to a placing ---- */
 
 static enum fl_status begin(struct group *g, const Fl__DecisionRec *d, const struct snapshot *s,
                             const struct placement_plan *plan, struct fl_err *err)

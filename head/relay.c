@@ -33,8 +33,7 @@ static void answer_when_durable(struct after *a, enum fl_status st, const struct
     free(a);
 }
 
-/* ---- members ----------------------------------------------------------------------------------
- */
+/* ---- members ---- */
 
 static bool listed(const struct seat *s, const struct job *j, const ProtobufCBinaryData *group,
                    const char *role)
@@ -154,8 +153,7 @@ static void serve_step(struct question *q)
     free_msg(m);
 }
 
-/* ---- placement groups -------------------------------------------------------------------------
- */
+/* ---- placement groups ---- */
 
 static bool same_flags(const Fl__GroupRec *g, const Fl__Place *m)
 {
@@ -259,8 +257,7 @@ static void serve_group_end(struct question *q)
     free_msg(m);
 }
 
-/* ---- roles ------------------------------------------------------------------------------------
- */
+/* ---- roles ---- */
 
 static uint32_t ranks_of(const struct group *g, const char *role)
 {
@@ -371,8 +368,7 @@ static void serve_role_restart(struct question *q)
     serve_role(q, true);
 }
 
-/* ---- who may ask what -------------------------------------------------------------------------
- */
+/* ---- who may ask what ---- */
 
 static const struct {
     uint32_t method;

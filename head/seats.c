@@ -39,8 +39,7 @@ struct node *seat_node(const struct seat *s)
     return s->rec->at ? node_of(s->job->head, &s->rec->at->id) : NULL;
 }
 
-/* ---- making and changing ----------------------------------------------------------------------
- */
+/* ---- making and changing ---- */
 
 enum fl_status seat_make(struct head *h, struct job *j, struct group *g, const char *role,
                          uint32_t rank, uint32_t world, const struct fl_worker_id *id,
@@ -140,8 +139,7 @@ void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after
     head_kick(h);
 }
 
-/* ---- ending -----------------------------------------------------------------------------------
- */
+/* ---- ending ---- */
 
 bool seat_wants_end(const struct seat *s)
 {
@@ -207,8 +205,7 @@ static void stop(struct seat *s, uint32_t attempt)
         s->calling = true;
 }
 
-/* ---- starting ---------------------------------------------------------------------------------
- */
+/* ---- starting ---- */
 
 static struct node *node_of_driver(struct head *h, struct job *j)
 {
@@ -442,8 +439,7 @@ static void start(struct seat *s)
     free(p.devices);
 }
 
-/* ---- what is to be done -----------------------------------------------------------------------
- */
+/* ---- what is to be done ---- */
 
 static void member_over(struct head *h, struct seat *s)
 {
@@ -523,8 +519,7 @@ void seats_settle(struct head *h)
         settle(h, s, now);
 }
 
-/* ---- who is where -----------------------------------------------------------------------------
- */
+/* ---- who is where ---- */
 
 void members_fill(struct head *h, const struct seat *s, Fl__Where *w, Fl__SeatRef *ref)
 {

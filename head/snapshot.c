@@ -2,8 +2,7 @@
 
 #include "head/state.h"
 
-/* ---- from the tables to words -----------------------------------------------------------------
- */
+/* ---- from the tables to words ---- */
 
 static int64_t used_by(const Fl__Lease *l, const char *name)
 {
@@ -181,8 +180,7 @@ void decision_ask(Fl__DecisionRec *d, const struct placement_snapshot *snap,
     }
 }
 
-/* ---- from words to what the solver reads ------------------------------------------------------
- */
+/* ---- from words to what the solver reads ---- */
 
 struct snapshot {
     struct placement_snapshot snap;
@@ -306,8 +304,7 @@ const struct placement_request *snapshot_request(const struct snapshot *s)
     return &s->req;
 }
 
-/* ---- explaining -------------------------------------------------------------------------------
- */
+/* ---- explaining ---- */
 
 static void plan_lines(const struct placement_snapshot *snap, const struct placement_plan *p,
                        struct fl_str *out)

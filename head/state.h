@@ -39,10 +39,11 @@ enum {
     HEAD_JOBS_KEPT = 1024, /* ended ones; older are forgotten, with their logs            */
     HEAD_JOBS_LIVE = 4096,
     HEAD_DECISIONS_KEPT = 256,
+    HEAD_DECISION_BYTES = 32 << 20,
+    HEAD_NODES_OUT = 1024, /* that were fenced or left; older are forgotten */
     HEAD_STEPS_KEPT = 1024,
     HEAD_STEP_BYTES = 256 << 10,
     HEAD_GROUPS_A_JOB = 256,
-    HEAD_UNKNOWN_MAX = 4096, /* leases and workers of others, shown for one node            */
 };
 
 /* ---- nodes ---- */
@@ -75,6 +76,7 @@ struct node {
     uint64_t memory_available;
     uint32_t load_e2;
     bool reported;                /* since the start of this head */
+    bool told_end;                /* to shut down */
     struct unknown_lease *leases; /* its daemon holds them, the journal does not know them */
     struct unknown_worker *workers;
 };
@@ -115,6 +117,7 @@ struct group {
 };
 struct decision {
     struct decision *prev, *next;
+    size_t bytes;
     Fl__DecisionRec *rec;
 };
 
@@ -156,15 +159,15 @@ struct job {
     bool replayed; /* it is from the journal, not submitted since this start */
     bool log_followed, log_told, steps_followed, steps_told, asked_end;
     uint64_t followed_ns, end_ns;
-    uint64_t driver_ready_ns;
     struct steps steps;
     struct joblog *log;
     struct follower *followers;
 };
 
-struct heard {
+struct heard { /* a daemon that has been told this head's term */
     UT_hash_handle hh;
     struct fl_node_id id;
+    bool stranger; /* ... and knew it already, from another head that took the same number */
 };
 
 enum head_state { HEAD_RECOVERING, HEAD_READY, HEAD_ENDING };
@@ -190,6 +193,7 @@ struct head {
     struct seat *seats;
     struct decision *decisions;
     unsigned n_decisions, n_jobs_over;
+    size_t decision_bytes;
     struct heard *heard;
     struct uplink *uplinks;
     uint64_t next_job, next_lease;
@@ -271,6 +275,7 @@ extern const size_t node_edges_n;
 bool node_event(struct node *n, enum node_event ev);
 const char *node_state_name(enum node_state s);
 void nodes_sweep(struct head *h, uint64_t now_ns);
+void nodes_forget_old(struct head *h);
 void nodes_await(struct head *h); /* after replay: all of the journal must report or run out */
 bool nodes_all_in(struct head *h);
 void node_forget_unknown(struct node *n);
@@ -297,7 +302,6 @@ struct fl_node_ref uplink_who(const struct uplink *u);
 struct head *uplink_head(const struct uplink *u);
 struct node *uplink_node(const struct uplink *u); /* NULL before it has joined */
 void uplink_join(struct uplink *u, struct node *n);
-bool uplink_any(const struct head *h);
 void reply_empty(struct call_req *req);
 void reply_msg(struct call_req *req, const void *msg);
 void reply_refuse(struct call_req *req, enum fl_status st, const char *fmt, ...)

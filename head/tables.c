@@ -3,8 +3,7 @@
 #include "common/base/log.h"
 #include "head/state.h"
 
-/* ---- looking up -------------------------------------------------------------------------------
- */
+/* ---- looking up ---- */
 
 bool same_bytes(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
 {
@@ -100,8 +99,7 @@ bool job_over(const struct job *j)
            j->rec->status == FL__JOB_STATUS__JOB_FAILED;
 }
 
-/* ---- taking apart -----------------------------------------------------------------------------
- */
+/* ---- taking apart ---- */
 
 static void seat_delete(struct head *h, struct seat *s)
 {
@@ -193,6 +191,8 @@ static void node_delete(struct head *h, struct node *n)
     free(n);
 }
 
+static void forget_decision(struct head *h, struct decision *d);
+
 void tables_free(struct head *h)
 {
     struct job *j, *jtmp;
@@ -201,7 +201,6 @@ void tables_free(struct head *h)
     struct lease *l, *ltmp;
     struct node *n, *ntmp;
     struct heard *w, *wtmp;
-    struct decision *d, *dtmp;
 
     HASH_ITER (hh, h->jobs, j, jtmp)
         job_delete(h, j);
@@ -217,15 +216,11 @@ void tables_free(struct head *h)
         HASH_DEL(h->heard, w);
         free(w);
     }
-    DL_FOREACH_SAFE (h->decisions, d, dtmp) {
-        free_msg(d->rec);
-        free(d);
-    }
-    h->decisions = NULL;
+    while (h->decisions)
+        forget_decision(h, h->decisions);
 }
 
-/* ---- applying ---------------------------------------------------------------------------------
- */
+/* ---- applying ---- */
 
 /* A record whose checksum holds and which cannot be read is a defect; the others are still true. */
 #define UNPACK(type, body)                                                                         \
@@ -472,6 +467,15 @@ static void apply_seat(void *state, struct fl_bytes body)
     seat_dirty(s);
 }
 
+static void forget_decision(struct head *h, struct decision *d)
+{
+    DL_DELETE(h->decisions, d);
+    h->n_decisions--;
+    h->decision_bytes -= d->bytes;
+    free_msg(d->rec);
+    free(d);
+}
+
 static void apply_decision(void *state, struct fl_bytes body)
 {
     struct head *h = state;
@@ -479,14 +483,13 @@ static void apply_decision(void *state, struct fl_bytes body)
     struct decision *d = must(calloc(1, sizeof(*d)));
 
     d->rec = m;
+    d->bytes = body.len;
     DL_APPEND(h->decisions, d);
-    if (++h->n_decisions > HEAD_DECISIONS_KEPT) {
-        d = h->decisions;
-        DL_DELETE(h->decisions, d);
-        free_msg(d->rec);
-        free(d);
-        h->n_decisions--;
-    }
+    h->n_decisions++;
+    h->decision_bytes += body.len;
+    while (h->n_decisions > HEAD_DECISIONS_KEPT ||
+           (h->decision_bytes > HEAD_DECISION_BYTES && h->n_decisions > 1))
+        forget_decision(h, h->decisions);
 }
 
 static void apply_gone(void *state, struct fl_bytes body)
@@ -518,8 +521,7 @@ const struct journal_apply head_apply[] = {
 };
 const size_t head_apply_n = FL_LEN(head_apply);
 
-/* ---- the whole of it as records ---------------------------------------------------------------
- */
+/* ---- the whole of it as records ---- */
 
 static void put(struct journal_emit *e, enum rec_kind kind, const void *msg)
 {

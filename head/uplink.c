@@ -13,8 +13,7 @@ struct uplink {
     bool open;
 };
 
-/* ---- answering --------------------------------------------------------------------------------
- */
+/* ---- answering ---- */
 
 void reply_empty(struct call_req *req)
 {
@@ -44,8 +43,7 @@ void reply_refuse(struct call_req *req, enum fl_status st, const char *fmt, ...)
         call_fail(req, &err);
 }
 
-/* ---- what a daemon says -----------------------------------------------------------------------
- */
+/* ---- what a daemon says ---- */
 
 /* The decoded body, or the request is refused. */
 static void *decode(struct call_req *req, const struct wire_msg *m,
@@ -184,8 +182,7 @@ static const struct call_method methods[] = {
     { FL_NODE_LEAVE, "node_leave", on_leave },
 };
 
-/* ---- the life of a stream ---------------------------------------------------------------------
- */
+/* ---- the life of a stream ---- */
 
 static struct heard *heard_of(struct head *h, const struct fl_node_id *id)
 {
@@ -195,16 +192,23 @@ static struct heard *heard_of(struct head *h, const struct fl_node_id *id)
     return w;
 }
 
-static void hear(struct head *h, const struct fl_node_id *id)
+/* Before the daemon is told this head's term, so that none can know it that is not listed here. */
+enum fl_status head_admit(void *head, const struct wire_hello *peer, struct fl_err *err)
 {
-    struct heard *w = heard_of(h, id);
+    struct head *h = head;
+    struct heard *w = heard_of(h, &peer->node.id);
 
-    if (w || !(w = calloc(1, sizeof(*w))))
-        return;
-    w->id = *id;
+    if (strcmp(peer->role, "node") != 0)
+        return fl_fail(err, FL_DENIED, "a %.15s speaks to the head as if it were a daemon",
+                       peer->role[0] ? peer->role : "nobody");
+    if (w)
+        return FL_OK;
+    w = must(calloc(1, sizeof(*w)));
+    w->id = peer->node.id;
+    w->stranger = FL_SAME(peer->term.cluster, h->term.cluster) && peer->term.head == h->term.head;
     HASH_ADD(hh, h->heard, id, sizeof(w->id), w);
-    if (!w->hh.tbl)
-        free(w);
+    must(w->hh.tbl);
+    return FL_OK;
 }
 
 static void raised(struct after *a, enum fl_status st, const struct fl_err *err)
@@ -248,10 +252,11 @@ static void on_opened(void *service, const struct wire_hello *peer)
 
     u->open = true;
     u->who = peer->node;
-    /* The same number, though this head never spoke with it: another head had that term as well. */
-    bool other = ours && (peer->term.head > h->term.head ||
-                          (peer->term.head == h->term.head && !heard_of(h, &peer->node.id)));
-    hear(h, &peer->node.id);
+    struct heard *w = heard_of(h, &peer->node.id);
+    bool other = ours && (peer->term.head > h->term.head || (w && w->stranger));
+
+    if (w)
+        w->stranger = false;
     if (other || h->raising) {
         if (!h->raising)
             journal_is_older(h, peer->term.head, fl_short(id, &peer->node.id));
@@ -320,11 +325,6 @@ void uplink_close(struct uplink *u, enum fl_status st, const char *why)
     call_peer_close(u->peer, &err);
 }
 
-bool uplink_any(const struct head *h)
-{
-    return h->uplinks != NULL;
-}
-
 void uplinks_destroy(struct head *h)
 {
     while (h->uplinks)
@@ -359,8 +359,7 @@ struct node *uplink_node(const struct uplink *u)
     return u->node;
 }
 
-/* ---- calls to a daemon ------------------------------------------------------------------------
- */
+/* ---- calls to a daemon ---- */
 
 static void sent(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
                  const struct fl_err *err)

@@ -55,8 +55,7 @@ struct journal {
     struct fl_task wake;
 };
 
-/* ---- the thread -------------------------------------------------------------------------------
- */
+/* ---- the thread ---- */
 
 static void nap(struct journal *j, unsigned ms)
 {
@@ -133,8 +132,7 @@ static void *writer(void *arg)
     return NULL;
 }
 
-/* ---- back on the loop -------------------------------------------------------------------------
- */
+/* ---- back on the loop ---- */
 
 static void item_free(struct item *it)
 {
@@ -238,8 +236,7 @@ static bool full(struct journal *j, size_t more, struct fl_err *err)
     return true;
 }
 
-/* ---- compaction -------------------------------------------------------------------------------
- */
+/* ---- compaction ---- */
 
 struct snapshot {
     struct journal_emit emit;
@@ -318,8 +315,7 @@ static void grown(struct journal *j, size_t bytes)
         compact(j);
 }
 
-/* ---- the face ---------------------------------------------------------------------------------
- */
+/* ---- the face ---- */
 
 enum fl_status journal_append(struct journal *j, uint16_t kind, struct fl_bytes body,
                               struct journal_op *op, struct fl_err *err)

@@ -80,8 +80,7 @@ static enum fl_status run(struct store *s, const char *sql, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- who may open it --------------------------------------------------------------------------
- */
+/* ---- who may open it ---- */
 
 static enum fl_status refuse_network_fs(const char *path, struct fl_err *err)
 {
@@ -130,8 +129,7 @@ static enum fl_status take_lock(struct store *s, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ---- */
 
 static int on_wal(void *arg, sqlite3 *db, const char *name, int pages)
 {
@@ -332,8 +330,7 @@ enum fl_status store_open(const char *path, struct store **out, struct fl_err *e
     return FL_OK;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ---- */
 
 static int64_t checksum(uint64_t seq, uint16_t kind, const void *body, size_t len)
 {
@@ -472,8 +469,7 @@ enum fl_status store_replay(struct store *s,
     return damaged ? cut_after(s, found->last_seq, err) : FL_OK;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ---- */
 
 static enum fl_status wipe_before(struct store *s, uint64_t seq, struct fl_err *err)
 {

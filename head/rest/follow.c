@@ -32,8 +32,7 @@ static void on_gone(void *arg, struct http_req *req)
     head_kick(h);
 }
 
-/* ---- the log ----------------------------------------------------------------------------------
- */
+/* ---- the log ---- */
 
 static void answer_log(struct job *j, struct http_req *req, uint64_t from)
 {
@@ -60,8 +59,7 @@ static void answer_log(struct job *j, struct http_req *req, uint64_t from)
     free(text);
 }
 
-/* ---- the steps --------------------------------------------------------------------------------
- */
+/* ---- the steps ---- */
 
 /* Why it ended, for whoever follows: not every end shows in the output. */
 static void add_message(struct fl_str *out, const char *message)
@@ -109,8 +107,7 @@ static void answer_steps(struct job *j, struct http_req *req, uint64_t from)
     fl_str_fini(&out);
 }
 
-/* ---- waiting ----------------------------------------------------------------------------------
- */
+/* ---- waiting ---- */
 
 static void answer(struct follower *f)
 {

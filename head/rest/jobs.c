@@ -18,8 +18,7 @@ void rest_version(void *head, struct http_req *req)
                               "furlong_version", FURLONG_VERSION));
 }
 
-/* ---- submitting: everything is looked at before anything is done ------------------------------
- */
+/* ---- submitting: everything is looked at before anything is done ---- */
 
 struct form { /* a body that was understood */
     struct job_ask ask;
@@ -217,8 +216,7 @@ static enum fl_status read_form(struct form *f, const json_t *o, struct fl_err *
     return furlong_part(f, json_object_get(o, "furlong"), err);
 }
 
-/* ---- answers that wait for the journal --------------------------------------------------------
- */
+/* ---- answers that wait for the journal ---- */
 
 struct pending {
     struct http_req *req; /* NULL: the client left */
@@ -315,8 +313,7 @@ void rest_job_stop(void *head, struct http_req *req)
     }
 }
 
-/* ---- looking ----------------------------------------------------------------------------------
- */
+/* ---- looking ---- */
 
 static json_t *parsed(const char *text)
 {

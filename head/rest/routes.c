@@ -51,14 +51,6 @@ enum fl_status head_key_of(void *head, const struct wire_hello *claims, struct f
     return FL_OK;
 }
 
-enum fl_status head_admit(void *head, const struct wire_hello *peer, struct fl_err *err)
-{
-    (void)head;
-    if (strcmp(peer->role, "node") == 0)
-        return FL_OK;
-    return fl_fail(err, FL_DENIED, "a %.15s speaks to the head as if it were a daemon", peer->role);
-}
-
 json_t *rest_text(const char *text)
 {
     return text ? json_string(text) : json_null();

@@ -24,8 +24,7 @@ static const char *strategy_name(uint32_t s)
     return s < FL_LEN(names) ? names[s] : "?";
 }
 
-/* ---- what is used -----------------------------------------------------------------------------
- */
+/* ---- what is used ---- */
 
 static void add_amount(json_t *resources, const char *name, const char *member, int64_t e4)
 {
@@ -61,8 +60,7 @@ static void add_node(struct head *h, const struct node *n, json_t *resources)
             add_lease(resources, l->rec);
 }
 
-/* ---- status -----------------------------------------------------------------------------------
- */
+/* ---- status ---- */
 
 static void count(json_t *counts, const char *name)
 {
@@ -131,8 +129,7 @@ void rest_status(void *head, struct http_req *req)
                   h->opened.note, "address", h->rpc, "http", h->http));
 }
 
-/* ---- lists ------------------------------------------------------------------------------------
- */
+/* ---- lists ---- */
 
 static json_t *device_list(struct head *h, const struct node *n)
 {
@@ -341,8 +338,7 @@ void rest_leases(void *head, struct http_req *req)
     http_reply_json(req, 200, list);
 }
 
-/* ---- explaining -------------------------------------------------------------------------------
- */
+/* ---- explaining ---- */
 
 static json_t *explain_one(struct head *h, const Fl__DecisionRec *d, struct fl_str *all)
 {
@@ -428,8 +424,7 @@ void rest_explain(void *head, struct http_req *req)
     fl_str_fini(&text);
 }
 
-/* ---- the rest ---------------------------------------------------------------------------------
- */
+/* ---- the rest ---- */
 
 void rest_shutdown(void *head, struct http_req *req)
 {

@@ -4,8 +4,7 @@
 
 enum { WAIT_MS = 5000 };
 
-/* ---- the head ---------------------------------------------------------------------------------
- */
+/* ---- the head ---- */
 
 static void on_ended(void *arg)
 {
@@ -97,8 +96,7 @@ void rig_pass(struct rig *r, uint64_t ms)
     }
 }
 
-/* ---- calls ------------------------------------------------------------------------------------
- */
+/* ---- calls ---- */
 
 static void on_answer(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
                       const struct fl_err *err)
@@ -161,8 +159,7 @@ void ask_free(struct asked *a)
     fl_str_fini(&a->body);
 }
 
-/* ---- what a daemon is told --------------------------------------------------------------------
- */
+/* ---- what a daemon is told ---- */
 
 static void *body(const struct wire_msg *m, const ProtobufCMessageDescriptor *d)
 {
@@ -383,8 +380,7 @@ static const struct call_method methods[] = {
     { FL_NODE_SHUTDOWN, "shutdown", on_shutdown },
 };
 
-/* ---- its life ---------------------------------------------------------------------------------
- */
+/* ---- its life ---- */
 
 static void on_opened(void *arg, const struct wire_hello *peer)
 {
@@ -569,8 +565,7 @@ void fake_beat(struct fake *f)
     rig_turns(f->rig, 2);
 }
 
-/* ---- its workers ------------------------------------------------------------------------------
- */
+/* ---- its workers ---- */
 
 struct fake_worker *fake_worker(struct fake *f, const char *role, uint32_t rank)
 {
@@ -659,8 +654,7 @@ void fake_down(struct fake *f)
     memset(f, 0, sizeof(*f));
 }
 
-/* ---- jobs -------------------------------------------------------------------------------------
- */
+/* ---- jobs ---- */
 
 struct submitted {
     bool done;

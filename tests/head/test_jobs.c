@@ -2,6 +2,7 @@
 #include "tests/head/run.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -330,6 +331,35 @@ static void a_kill_between_mark_and_bytes_loses_and_doubles_nothing(void **unuse
     run_end(&x);
 }
 
+static void a_log_gives_its_oldest_part_back(void **unused)
+{
+    struct run x;
+    char line[1001];
+    uint64_t at = 0, from = 0;
+    char *got = NULL;
+    size_t len;
+    struct stat sb;
+    char path[1200];
+
+    (void)unused;
+    run_start(&x, "bounded", 0, 0);
+    x.rig.head->cfg.log_keep_bytes = 64 << 10;
+    memset(line, 'x', 999);
+    strcpy(line + 999, "\n");
+    for (int i = 0; i < 400; i++)
+        at = fake_log(&x.a, x.driver, 1, at, line);
+    t_int_eq(joblog_end(job(&x.rig, x.job)), 400000, "offsets stay");
+    t_ok(joblog_read(job(&x.rig, x.job), &from, 1 << 20, &got, &len, NULL), NULL);
+    t_true(from >= 400000 - (96 << 10) && from % 1000 == 0, "from %d", (int)from);
+    t_int_eq(from + len, 400000);
+    t_int_eq(memcmp(got, line, 1000), 0, "whole lines");
+    free(got);
+    snprintf(path, sizeof(path), "%s/logs/%s.log", x.rig.state_dir, x.job);
+    t_int_eq(stat(path, &sb), 0);
+    t_true(sb.st_blocks * 512 <= (100 << 10), "%d KiB on disk", (int)(sb.st_blocks / 2));
+    run_end(&x);
+}
+
 static void steps_are_kept_in_a_ring(void **unused)
 {
     struct run x;
@@ -492,6 +522,7 @@ int main(void)
         cmocka_unit_test(a_job_on_a_lost_node_fails_with_its_name),
         cmocka_unit_test(logs_are_prefixed_and_never_doubled),
         cmocka_unit_test(a_kill_between_mark_and_bytes_loses_and_doubles_nothing),
+        cmocka_unit_test(a_log_gives_its_oldest_part_back),
         cmocka_unit_test(steps_are_kept_in_a_ring),
         cmocka_unit_test(until_idle_ends_with_its_jobs),
         cmocka_unit_test(until_idle_does_not_wait_for_ever_for_a_first_job),

@@ -167,6 +167,37 @@ static void a_node_that_leaves_is_not_waited_for(void **unused)
     rig_end(&r);
 }
 
+static void nodes_that_are_out_are_forgotten_in_the_end(void **unused)
+{
+    struct rig r;
+    Fl__NodeRec rec = FL__NODE_REC__INIT;
+    Fl__NodeRef who = FL__NODE_REF__INIT;
+    Fl__Inventory inv = FL__INVENTORY__INIT;
+    struct fl_node_id id = { { 0 } };
+
+    (void)unused;
+    rig_start(&r, "forget", NULL);
+    rec.who = &who;
+    rec.name = "old";
+    rec.address = "10.0.0.9";
+    rec.boot_id = "b";
+    rec.inventory = &inv;
+    rec.has_fate = true;
+    rec.fate = FL__NODE_FATE__NODE_FENCED;
+    who.id = BYTES_OF(id);
+    who.start = 1;
+    for (int i = 0; i < HEAD_NODES_OUT + 3; i++) {
+        id.b[0] = (uint8_t)i;
+        id.b[1] = (uint8_t)(i >> 8);
+        t_ok(head_record(r.head, REC_NODE, &rec, NULL, NULL), NULL);
+    }
+    rig_pass(&r, 5000);
+    t_int_eq(HASH_COUNT(r.head->nodes), HEAD_NODES_OUT);
+    memset(&id, 0, sizeof(id));
+    t_true(!node_find(r.head, &id), "the oldest first");
+    rig_end(&r);
+}
+
 static void who_has_not_joined_is_not_heard(void **unused)
 {
     struct rig r;
@@ -201,6 +232,7 @@ int main(void)
         cmocka_unit_test(a_silent_node_is_fenced_once),
         cmocka_unit_test(a_head_that_was_away_blames_nobody),
         cmocka_unit_test(a_node_that_leaves_is_not_waited_for),
+        cmocka_unit_test(nodes_that_are_out_are_forgotten_in_the_end),
         cmocka_unit_test(who_has_not_joined_is_not_heard),
     };
 

@@ -171,9 +171,6 @@ static void copy_file(const char *from, const char *to)
     t_int_eq(system(cmd), 0);
 }
 
-/* ------------------------------------------------------------------------------------------------
- */
-
 static void opens_fresh_and_counts_terms(void **unused)
 {
     struct fix f;
