@@ -13,9 +13,10 @@ def cases(entry):
     """(passed, failed, skipped) of one test program, and the names of what failed or was skipped."""
     found = [m for m in map(CASE.match, (entry.get("stdout") or "").splitlines()) if m]
     ran_ok = entry["result"] in ("OK", "SKIP", "EXPECTEDFAIL")
-    failed = [m.group(2).strip(" -") for m in found if m.group(1) == "not ok"]
-    skipped = [m.group(2).strip(" -") for m in found if m.group(1) == "ok" and "# SKIP" in m.group(2).upper()]
-    passed = sum(m.group(1) == "ok" for m in found) - len(skipped)
+    # cmocka says "not ok 3 # SKIP name" of what it skipped; TAP counts either word before SKIP as skipped.
+    skipped = [m.group(2).strip(" -") for m in found if "# SKIP" in m.group(2).upper()]
+    failed = [m.group(2).strip(" -") for m in found if m.group(1) == "not ok" and "# SKIP" not in m.group(2).upper()]
+    passed = len(found) - len(skipped) - len(failed)
     if not found:
         if entry["result"] == "SKIP":
             return 0, [], [entry["name"]]
