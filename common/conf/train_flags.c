@@ -146,14 +146,14 @@ static enum fl_status resolve_peak(struct train_flags *f, const struct fl_opts *
     if (fl_opts_given(o, "colocate") && !f->colocate)
         return fl_fail(err, FL_INVALID, "%s and --no-colocate exclude each other", flag);
     if (fl_opts_given(o, "offload-train") && !f->offload_train)
-        return fl_fail(err, FL_INVALID, "%s needs the trainer's offload: leave --no-offload-train out",
-                       flag);
+        return fl_fail(err, FL_INVALID,
+                       "%s needs the trainer's offload: leave --no-offload-train out", flag);
     if (fl_opts_given(o, "offload-rollout") && !f->offload_rollout)
         return fl_fail(err, FL_INVALID,
                        "%s needs the engines' offload: leave --no-offload-rollout out", flag);
     if (!strcmp(f->advantage_estimator, "ppo"))
-        return fl_fail(err, FL_INVALID, "%s works without a critic: --advantage-estimator ppo has one",
-                       flag);
+        return fl_fail(err, FL_INVALID,
+                       "%s works without a critic: --advantage-estimator ppo has one", flag);
     if (f->lora_rank)
         return fl_fail(err, FL_INVALID, "%s works without LoRA: --lora-rank is %jd", flag,
                        (intmax_t)f->lora_rank);
@@ -188,7 +188,8 @@ static enum fl_status resolve_levels(struct train_flags *f, const struct fl_opts
     const char *p = f->offload_rollout_level;
 
     if (fl_opts_given(o, "offload-rollout-level") && !f->offload_rollout)
-        return fl_fail(err, FL_INVALID, "--offload-rollout-level needs --offload-rollout or --colocate");
+        return fl_fail(err, FL_INVALID,
+                       "--offload-rollout-level needs --offload-rollout or --colocate");
     while (*p) {
         size_t len = strcspn(p, " ,");
 
@@ -199,7 +200,8 @@ static enum fl_status resolve_levels(struct train_flags *f, const struct fl_opts
             f->release_weights = true;
         else if (len)
             return fl_fail(err, FL_INVALID,
-                           "--offload-rollout-level: '%.*s' is neither kv_cache nor weight", (int)len, p);
+                           "--offload-rollout-level: '%.*s' is neither kv_cache nor weight",
+                           (int)len, p);
         p += len + (p[len] != '\0');
     }
     if (!f->offload_rollout)
@@ -222,8 +224,9 @@ static enum fl_status resolve_mode(struct train_flags *f, const struct fl_opts *
         return fl_fail(err, FL_INVALID,
                        "--update-weight-disk-dir needs --update-weight-transfer-mode disk-delta");
     if (f->local_checkpoint_dir && !disk)
-        return fl_fail(err, FL_INVALID,
-                       "--update-weight-local-checkpoint-dir needs --update-weight-transfer-mode disk-delta");
+        return fl_fail(
+            err, FL_INVALID,
+            "--update-weight-local-checkpoint-dir needs --update-weight-transfer-mode disk-delta");
     if (!f->colocate) {
         if (fl_opts_given(o, "colocate-transfer"))
             return fl_fail(err, FL_INVALID, "--colocate-transfer needs --colocate");
@@ -232,12 +235,15 @@ static enum fl_status resolve_mode(struct train_flags *f, const struct fl_opts *
         return FL_OK;
     }
     if (disk || !strcmp(f->transfer_mode, "p2p"))
-        return fl_fail(err, FL_INVALID,
-                       "--update-weight-transfer-mode %s does not go with --colocate: leave one out",
-                       f->transfer_mode);
+        return fl_fail(
+            err, FL_INVALID,
+            "--update-weight-transfer-mode %s does not go with --colocate: leave one out",
+            f->transfer_mode);
     if (said)
-        note(f, "--update-weight-transfer-mode %s does not apply with --colocate; "
-                "--colocate-transfer %s does", f->transfer_mode, f->colocate_transfer);
+        note(f,
+             "--update-weight-transfer-mode %s does not apply with --colocate; "
+             "--colocate-transfer %s does",
+             f->transfer_mode, f->colocate_transfer);
     f->mode = f->colocate_transfer;
     return FL_OK;
 }
@@ -246,7 +252,8 @@ static enum fl_status resolve_async(struct train_flags *f, const struct fl_opts 
                                     struct fl_err *err)
 {
     if (f->is_async && f->colocate)
-        return fl_fail(err, FL_INVALID, "--async needs a split run: it does not go with --colocate");
+        return fl_fail(err, FL_INVALID,
+                       "--async needs a split run: it does not go with --colocate");
     if (f->is_async && (f->offload_train || f->offload_rollout))
         return fl_fail(err, FL_INVALID, "--async keeps both sides busy: %s does not go with it",
                        f->offload_train ? "--offload-train" : "--offload-rollout");
@@ -259,7 +266,8 @@ static enum fl_status resolve_backend(struct train_flags *f, const struct fl_opt
                                       struct fl_err *err)
 {
     if (strcmp(f->train_backend, "builtin") && !f->trainer_cmd)
-        return fl_fail(err, FL_INVALID, "--train-backend %s needs --trainer-cmd: the program that runs it",
+        return fl_fail(err, FL_INVALID,
+                       "--train-backend %s needs --trainer-cmd: the program that runs it",
                        f->train_backend);
     if (!f->trainer_cmd && !strcmp(f->advantage_estimator, "ppo"))
         return fl_fail(err, FL_INVALID,
@@ -271,13 +279,16 @@ static enum fl_status resolve_backend(struct train_flags *f, const struct fl_opt
                        "use --trainer-cmd",
                        (intmax_t)f->lora_rank);
     if (f->num_attention_heads % f->num_query_groups)
-        return fl_fail(err, FL_INVALID, "--num-attention-heads %jd is no multiple of --num-query-groups %jd",
+        return fl_fail(err, FL_INVALID,
+                       "--num-attention-heads %jd is no multiple of --num-query-groups %jd",
                        (intmax_t)f->num_attention_heads, (intmax_t)f->num_query_groups);
     if (f->kv_channels % 2)
         return fl_fail(err, FL_INVALID, "--kv-channels %jd is odd: rotary positions turn pairs",
                        (intmax_t)f->kv_channels);
     if (f->colocate && fl_opts_given(o, "rollout-num-gpus"))
-        note(f, "--rollout-num-gpus does not apply with --colocate: engines use the trainer's devices");
+        note(
+            f,
+            "--rollout-num-gpus does not apply with --colocate: engines use the trainer's devices");
     return FL_OK;
 }
 

@@ -9,6 +9,7 @@ enum { BATCH_MOST = 1 << 28 }; /* tokens or samples */
 
 enum fl_status batch_write(const struct batch *b, void **out, size_t *bytes, struct fl_err *err)
 {
+    /* clang-format off */
     const struct st_entry all[] = {
         { .name = "tokens", .dtype = FL_I32, .ndim = 1, .shape = { b->n_tokens }, .data = b->tokens },
         { .name = "lengths", .dtype = FL_I32, .ndim = 1, .shape = { b->n_samples }, .data = b->lengths },
@@ -16,6 +17,7 @@ enum fl_status batch_write(const struct batch *b, void **out, size_t *bytes, str
         { .name = "logprobs", .dtype = FL_F32, .ndim = 1, .shape = { b->n_tokens }, .data = b->logprobs },
         { .name = "advantages", .dtype = FL_F32, .ndim = 1, .shape = { b->n_samples }, .data = b->advantages },
     };
+    /* clang-format on */
     struct st_entry some[5];
     size_t n = 0;
 
@@ -66,7 +68,8 @@ static enum fl_status lengths_check(struct batch *b, struct fl_err *err)
         b->starts[s + 1] = (uint32_t)at;
     }
     if (at != b->n_tokens)
-        return fl_fail(err, FL_INVALID, "batch: lengths do not add up to the %u tokens", b->n_tokens);
+        return fl_fail(err, FL_INVALID, "batch: lengths do not add up to the %u tokens",
+                       b->n_tokens);
     return FL_OK;
 }
 

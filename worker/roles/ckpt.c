@@ -20,7 +20,9 @@
 
 enum { PATH_BYTES = 1024, JSON_BYTES = 1 << 20 };
 
-struct ckpt_lock { int fd; };
+struct ckpt_lock {
+    int fd;
+};
 
 static enum fl_status path_of(char out[PATH_BYTES], const char *dir, const char *name,
                               struct fl_err *err)
@@ -30,7 +32,7 @@ static enum fl_status path_of(char out[PATH_BYTES], const char *dir, const char 
     return fl_fail(err, FL_INVALID, "the path of %s in %.80s... is too long", name, dir);
 }
 
-/* ---- lock ------------------------------------------------------------------------------------- */
+/* ---- lock ------------------------------------------------------------------------------------ */
 static enum fl_status lock_check(int fd, const char *path, const char *job, uint32_t attempt,
                                  struct fl_err *err)
 {
@@ -42,8 +44,8 @@ static enum fl_status lock_check(int fd, const char *path, const char *job, uint
         return fl_fail_errno(err, "read %s", path);
     text[len] = '\0';
     if (sscanf(text, "%u %399s", &seen, who) == 2 && !strcmp(who, job) && seen > attempt)
-        return fl_fail(err, FL_STALE, "%s: attempt %u of job %s writes here, this is attempt %u", path,
-                       seen, who, attempt);
+        return fl_fail(err, FL_STALE, "%s: attempt %u of job %s writes here, this is attempt %u",
+                       path, seen, who, attempt);
     len = snprintf(text, sizeof(text), "%u %.399s\n", attempt, job);
     if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)len, 0) != len || fsync(fd))
         return fl_fail_errno(err, "write %s", path);
@@ -70,8 +72,8 @@ enum fl_status ckpt_lock_take(const char *folder, const char *job, uint32_t atte
         (void)!pread(l->fd, text, sizeof(text) - 1, 0); /* for the sentence alone */
         text[strcspn(text, "\n")] = '\0';
         return fl_fail(err, FL_EXISTS,
-                       "%s is held (attempt and job: %.100s): two runs cannot save to one folder", path,
-                       text);
+                       "%s is held (attempt and job: %.100s): two runs cannot save to one folder",
+                       path, text);
     }
     FL_TRY(lock_check(l->fd, path, job, attempt, err));
     *out = FL_TAKE(l);
@@ -87,7 +89,7 @@ void ckpt_lock_destroy(struct ckpt_lock *l)
     free(l);
 }
 
-/* ---- writing ---------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 static enum fl_status json_write(const char *dir, const char *name, json_t *o_take,
                                  struct fl_err *err)
 {
@@ -106,21 +108,25 @@ static enum fl_status json_write(const char *dir, const char *name, json_t *o_ta
 
 static json_t *config_json(const struct model_config *c)
 {
-    return json_pack("{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:f, s:s, s:b}",
-                     "architectures", "LlamaForCausalLM", "model_type", "llama", "torch_dtype",
-                     "float32", "vocab_size", (int)c->vocab, "hidden_size", (int)c->dim,
-                     "intermediate_size", (int)c->ffn, "num_hidden_layers", (int)c->layers,
-                     "num_attention_heads", (int)c->heads, "num_key_value_heads", (int)c->kv_heads,
-                     "head_dim", (int)c->head_dim, "max_position_embeddings", (int)c->max_len,
-                     "tie_word_embeddings", (int)c->tied, "rope_theta", (double)c->rope_theta,
-                     "rms_norm_eps", (double)c->norm_eps, "hidden_act", "silu", "attention_bias", 0);
+    return json_pack(
+        "{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:f, s:s, s:b}",
+        "architectures", "LlamaForCausalLM", "model_type", "llama", "torch_dtype", "float32",
+        "vocab_size", (int)c->vocab, "hidden_size", (int)c->dim, "intermediate_size", (int)c->ffn,
+        "num_hidden_layers", (int)c->layers, "num_attention_heads", (int)c->heads,
+        "num_key_value_heads", (int)c->kv_heads, "head_dim", (int)c->head_dim,
+        "max_position_embeddings", (int)c->max_len, "tie_word_embeddings", (int)c->tied,
+        "rope_theta", (double)c->rope_theta, "rms_norm_eps", (double)c->norm_eps, "hidden_act",
+        "silu", "attention_bias", 0);
 }
 
 static void entry_of(struct st_entry *e, const struct model_tensor *t, const char *name,
                      const void *data)
 {
-    *e = (struct st_entry){ .name = name, .dtype = FL_F32, .ndim = t->ndim,
-                            .shape = { t->shape[0], t->shape[1] }, .data = data };
+    *e = (struct st_entry){ .name = name,
+                            .dtype = FL_F32,
+                            .ndim = t->ndim,
+                            .shape = { t->shape[0], t->shape[1] },
+                            .data = data };
 }
 
 static enum fl_status model_write(const char *dir, const struct model_layout *l, float *const *w,
@@ -150,7 +156,7 @@ static enum fl_status optimizer_write(const char *dir, const struct model_layout
                                       const float *v, struct fl_err *err)
 {
     struct st_entry *e = calloc((size_t)l->n * 2, sizeof(*e));
-    char (*names)[80] = calloc((size_t)l->n * 2, sizeof(*names));
+    char(*names)[80] = calloc((size_t)l->n * 2, sizeof(*names));
     char path[PATH_BYTES];
     enum fl_status st = path_of(path, dir, "optimizer.safetensors", err);
 
@@ -244,7 +250,7 @@ enum fl_status ckpt_save(const char *dir, const struct model_layout *l, float *c
     return FL_OK;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 static enum fl_status json_at(const char *dir, const char *name, json_t **out, struct fl_err *err)
 {
     char path[PATH_BYTES];
@@ -275,7 +281,8 @@ static void moments_copy(const struct st_reader *r, const struct model_layout *l
         char name[80];
 
         moment_name(name, kind, l->tensors[i].name);
-        memcpy(to + l->tensors[i].offset, st_find(r, name)->data, l->tensors[i].count * sizeof(float));
+        memcpy(to + l->tensors[i].offset, st_find(r, name)->data,
+               l->tensors[i].count * sizeof(float));
     }
 }
 
@@ -310,7 +317,8 @@ enum fl_status ckpt_load(const char *dir, const struct model_layout *l, float *c
     if (st != FL_OK)
         return fl_wrap(err, st, "%s", dir);
     for (uint32_t i = 0; i < l->n; i++)
-        memcpy(w[i], st_find(weights, l->tensors[i].name)->data, l->tensors[i].count * sizeof(float));
+        memcpy(w[i], st_find(weights, l->tensors[i].name)->data,
+               l->tensors[i].count * sizeof(float));
     if (m) {
         moments_copy(optimizer, l, "exp_avg", m);
         moments_copy(optimizer, l, "exp_avg_sq", v);
@@ -337,7 +345,11 @@ enum fl_status ckpt_state_read(const char *dir, struct ckpt_state *s, struct fl_
 static enum fl_status config_read(const json_t *o, struct model_config *c, struct fl_err *err)
 {
     struct fl_json_at at = fl_json_root(o, "config.json");
-    const struct { const char *key; uint32_t *to; bool may_miss; } ints[] = {
+    const struct {
+        const char *key;
+        uint32_t *to;
+        bool may_miss;
+    } ints[] = {
         { "vocab_size", &c->vocab, false },
         { "hidden_size", &c->dim, false },
         { "intermediate_size", &c->ffn, false },
@@ -400,7 +412,7 @@ enum fl_status ckpt_config(const char *dir, struct model_config *c, struct alpha
     return FL_OK;
 }
 
-/* ---- the folder of checkpoints ---------------------------------------------------------------- */
+/* ---- the folder of checkpoints --------------------------------------------------------------- */
 void ckpt_dir(char out[1024], const char *folder, uint64_t step)
 {
     snprintf(out, 1024, "%s/step_%08ju", folder, (uintmax_t)step);
@@ -451,7 +463,8 @@ enum fl_status ckpt_newest(const char *folder, char out[1024], struct fl_err *er
         }
     (void)closedir(d);
     if (!found)
-        return fl_fail(err, FL_NOT_FOUND, "%s holds no whole checkpoint (step_*/state.json)", folder);
+        return fl_fail(err, FL_NOT_FOUND, "%s holds no whole checkpoint (step_*/state.json)",
+                       folder);
     ckpt_dir(out, folder, best);
     return FL_OK;
 }

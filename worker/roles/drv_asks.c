@@ -14,7 +14,7 @@ enum { POLL_MS = 200, IN_FLIGHT = 2, BACK_OFF_MS = 100, FILL_MS = 2000 };
 
 struct engine_state {
     uint32_t in_flight, attempt;
-    bool down;        /* not asked until it is LIVE again */
+    bool down;         /* not asked until it is LIVE again */
     double not_before; /* busy with an update, or not filled yet */
 };
 struct spread { /* one generation */
@@ -46,9 +46,9 @@ static enum fl_status ask_part(struct spread *s, uint32_t part, uint32_t engine,
 
     if (!body)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a request");
-    enum fl_status st = furlong_asks_start(s->asks, furlong_group_peer(s->g, engine), FURLONG_MAIN,
-                                           "generate", &what, 0,
-                                           (uint64_t)part << 32 | engine, err);
+    enum fl_status st =
+        furlong_asks_start(s->asks, furlong_group_peer(s->g, engine), FURLONG_MAIN, "generate",
+                           &what, 0, (uint64_t)part << 32 | engine, err);
     free(body);
     FL_TRY(st);
     p->asked = true;
@@ -106,8 +106,8 @@ static enum fl_status look_at_members(struct spread *s, struct fl_err *err)
         gone += m.state == FURLONG_ENDED;
     }
     if (gone == s->n_engines)
-        return fl_fail(err, FL_UNREACHABLE, "all %u engines have ended; rollout %u on %s: %.120s", gone,
-                       m.rank, m.node, m.why);
+        return fl_fail(err, FL_UNREACHABLE, "all %u engines have ended; rollout %u on %s: %.120s",
+                       gone, m.rank, m.node, m.why);
     return FL_OK;
 }
 
@@ -165,9 +165,10 @@ static enum fl_status spread_run(struct spread *s, struct fl_err *err)
         if (!s->in_flight)
             drv_nap(BACK_OFF_MS);
         if (s->d->ops->now_s(s->d) - s->heard_s > silence)
-            return fl_fail(err, FL_TIMEOUT,
-                           "%u of %u parts of a generation did not come in %.0f s (--silence-timeout)",
-                           s->parts.left, s->parts.n, silence);
+            return fl_fail(
+                err, FL_TIMEOUT,
+                "%u of %u parts of a generation did not come in %.0f s (--silence-timeout)",
+                s->parts.left, s->parts.n, silence);
     }
     return FL_OK;
 }
@@ -208,9 +209,10 @@ enum fl_status drv_seat_generate(struct driver *d, const struct drv_job *job, st
     return st;
 }
 
-/* ---- train ------------------------------------------------------------------------------------ */
+/* ---- train ----------------------------------------------------------------------------------- */
 /* A rank that ended leaves the others waiting for its gradients: the call is over then. */
-static enum fl_status all_live(struct furlong_group *g, const uint32_t *attempts, struct fl_err *err)
+static enum fl_status all_live(struct furlong_group *g, const uint32_t *attempts,
+                               struct fl_err *err)
 {
     for (uint32_t i = 0; i < furlong_group_size(g); i++) {
         struct furlong_member m;
@@ -222,8 +224,9 @@ static enum fl_status all_live(struct furlong_group *g, const uint32_t *attempts
     return FL_OK;
 }
 
-static enum fl_status train_wait(struct driver *d, struct furlong_group *g, struct furlong_asks *asks,
-                                 const uint32_t *attempts, json_t **answer, struct fl_err *err)
+static enum fl_status train_wait(struct driver *d, struct furlong_group *g,
+                                 struct furlong_asks *asks, const uint32_t *attempts,
+                                 json_t **answer, struct fl_err *err)
 {
     uint32_t left = furlong_group_size(g);
     double due = d->ops->now_s(d) + d->flags.silence_timeout_s;
@@ -235,7 +238,8 @@ static enum fl_status train_wait(struct driver *d, struct furlong_group *g, stru
         if (st == FL_AGAIN) {
             FL_TRY(all_live(g, attempts, err));
             if (d->ops->now_s(d) > due)
-                return fl_fail(err, FL_TIMEOUT, "%u trainer ranks did not answer in %.0f s (--silence-timeout)",
+                return fl_fail(err, FL_TIMEOUT,
+                               "%u trainer ranks did not answer in %.0f s (--silence-timeout)",
                                left, d->flags.silence_timeout_s);
             continue;
         }
@@ -250,8 +254,8 @@ static enum fl_status train_wait(struct driver *d, struct furlong_group *g, stru
             return fl_fail(err, a.status, "trainer %u: %s", (uint32_t)a.tag, a.err.text);
         }
         if (a.tag == 0 && a.answer.body_bytes)
-            st = fl_json_parse(a.answer.body, a.answer.body_bytes, "train's answer", FL_JSON_MAX, answer,
-                               err);
+            st = fl_json_parse(a.answer.body, a.answer.body_bytes, "train's answer", FL_JSON_MAX,
+                               answer, err);
         furlong_answer_free(&a.answer);
         FL_TRY(st);
     }
@@ -266,15 +270,16 @@ enum fl_status drv_seat_train(struct driver *d, const char *body, const void *bl
     uint32_t n = furlong_group_size(g), *attempts = calloc(n, sizeof(*attempts));
     struct furlong_data what = { body, strlen(body), blob, bytes };
     struct furlong_asks *asks = NULL;
-    enum fl_status st = attempts ? furlong_asks_create(seat->f, n, &asks, err) :
-                                   fl_fail(err, FL_EXHAUSTED, "no memory for %u trainers", n);
+    enum fl_status st = attempts ? furlong_asks_create(seat->f, n, &asks, err)
+                                 : fl_fail(err, FL_EXHAUSTED, "no memory for %u trainers", n);
 
     for (uint32_t i = 0; st == FL_OK && i < n; i++) {
         struct furlong_member m;
 
         furlong_group_member(g, i, &m);
         attempts[i] = m.attempt;
-        st = furlong_asks_start(asks, furlong_group_peer(g, i), FURLONG_MAIN, "train", &what, 0, i, err);
+        st = furlong_asks_start(asks, furlong_group_peer(g, i), FURLONG_MAIN, "train", &what, 0, i,
+                                err);
     }
     if (st == FL_OK)
         st = train_wait(d, g, asks, attempts, answer, err);

@@ -56,18 +56,18 @@ char *drv_part_body(const struct drv_job *j, const struct drv_part *p, uint32_t 
     snprintf(id, sizeof(id), "%u.%u", j->step, number);
     for (uint32_t i = p->from; i < p->to; i++)
         json_array_append_new(prompts, json_string(j->p->rows[j->rows[i]].input));
-    json_t *o = json_pack("{s:s, s:o, s:I, s:I, s:f, s:I, s:I, s:I, s:I}", "id", id, "prompts", prompts,
-                          "n", (json_int_t)j->n, "max_new_tokens", (json_int_t)j->max_new,
-                          "temperature", j->temperature, "seed", (json_int_t)j->seed, "step",
-                          (json_int_t)j->step, "first", (json_int_t)p->from, "version",
-                          (json_int_t)j->version);
+    json_t *o =
+        json_pack("{s:s, s:o, s:I, s:I, s:f, s:I, s:I, s:I, s:I}", "id", id, "prompts", prompts,
+                  "n", (json_int_t)j->n, "max_new_tokens", (json_int_t)j->max_new, "temperature",
+                  j->temperature, "seed", (json_int_t)j->seed, "step", (json_int_t)j->step, "first",
+                  (json_int_t)p->from, "version", (json_int_t)j->version);
     char *text = o ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
 
     json_decref(o);
     return text;
 }
 
-/* ---- what came -------------------------------------------------------------------------------- */
+/* ---- what came ------------------------------------------------------------------------------- */
 static bool blob_copy(struct drv_part *p, const struct batch *b)
 {
     size_t t = (size_t)b->n_tokens, s = (size_t)b->n_samples;
@@ -79,7 +79,8 @@ static bool blob_copy(struct drv_part *p, const struct batch *b)
     p->prompt_lengths = malloc((s + 1) * sizeof(*p->prompt_lengths));
     p->texts = calloc(s + 1, sizeof(*p->texts));
     p->versions = malloc((s + 1) * sizeof(*p->versions));
-    if (!p->tokens || !p->logprobs || !p->lengths || !p->prompt_lengths || !p->texts || !p->versions)
+    if (!p->tokens || !p->logprobs || !p->lengths || !p->prompt_lengths || !p->texts ||
+        !p->versions)
         return false;
     p->n_samples = b->n_samples;
     memcpy(p->tokens, b->tokens, t * sizeof(*p->tokens));
@@ -142,8 +143,8 @@ static enum fl_status body_take(const struct drv_job *j, struct drv_part *p, con
     FL_TRY(fl_json_array(&at, "texts", &texts, &n_texts, err));
     FL_TRY(fl_json_array(&at, "spans", &spans, &n_spans, err));
     if (n_texts != p->n_samples || n_spans != p->n_samples)
-        return fl_json_bad(&at, "texts", err, "holds %zu, spans %zu: %u samples came", n_texts, n_spans,
-                           p->n_samples);
+        return fl_json_bad(&at, "texts", err, "holds %zu, spans %zu: %u samples came", n_texts,
+                           n_spans, p->n_samples);
     for (uint32_t i = 0; i < p->n_samples; i++) {
         struct fl_json_at text = fl_json_item(&texts, i), of = fl_json_item(&spans, i);
         const char *t;
@@ -180,7 +181,7 @@ enum fl_status drv_part_take(const struct drv_job *j, struct drv_part *p,
     return st;
 }
 
-/* ---- the whole -------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 void drv_made_fini(struct drv_made *m)
 {
     for (uint32_t i = 0; m->texts && i < m->n_samples; i++)

@@ -1,4 +1,5 @@
-/* What is written down: run.json, steps.jsonl, the table on standard output, the advice at the end. */
+/* What is written down: run.json, steps.jsonl, the table on standard output, the advice at
+ * the end. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,9 +19,14 @@
 enum { LINE_MAX_BYTES = 1 << 16, STEPS_MAX_BYTES = 1 << 30 };
 
 static const char *const phase_names[DRV_PHASES] = {
-    [DRV_ROLLOUT] = "rollout",         [DRV_RELEASE] = "engine_release", [DRV_WAKE] = "wake_up",
-    [DRV_TRAIN] = "train",             [DRV_SAVE] = "save_model",        [DRV_SLEEP] = "sleep",
-    [DRV_UPDATE] = "update_weights",   [DRV_RESUME] = "finalize_and_resume_engines",
+    [DRV_ROLLOUT] = "rollout",
+    [DRV_RELEASE] = "engine_release",
+    [DRV_WAKE] = "wake_up",
+    [DRV_TRAIN] = "train",
+    [DRV_SAVE] = "save_model",
+    [DRV_SLEEP] = "sleep",
+    [DRV_UPDATE] = "update_weights",
+    [DRV_RESUME] = "finalize_and_resume_engines",
     [DRV_EVAL] = "eval",
 };
 
@@ -56,7 +62,7 @@ void drv_unclean(struct driver *d, enum drv_phase phase, const char *fmt, ...)
     va_end(ap);
 }
 
-/* ---- one step as JSON ------------------------------------------------------------------------- */
+/* ---- one step as JSON ------------------------------------------------------------------------ */
 static void set(json_t *o, const char *key, double v)
 {
     json_object_set_new(o, key, isfinite(v) ? json_real(v) : json_null());
@@ -144,7 +150,7 @@ json_t *drv_step_json(const struct driver *d)
     return o;
 }
 
-/* ---- files ------------------------------------------------------------------------------------ */
+/* ---- files ----------------------------------------------------------------------------------- */
 static void path_in(const struct driver *d, char out[1100], const char *name)
 {
     snprintf(out, 1100, "%s/%s", d->run_dir, name);
@@ -170,8 +176,8 @@ static void table_line(struct driver *d, const json_t *o)
     char eval[16] = "-", digest[9];
 
     if (d->means.n % 20 == 0)
-        drv_say(d, "%6s %7s %7s %5s %8s %9s %8s %8s %8s %8s", "step", "reward", "eval", "len", "version",
-                "digest", "step s", "rollout", "train", "update");
+        drv_say(d, "%6s %7s %7s %5s %8s %9s %8s %8s %8s %8s", "step", "reward", "eval", "len",
+                "version", "digest", "step s", "rollout", "train", "update");
     if (s->has_eval)
         snprintf(eval, sizeof(eval), "%.3f", s->eval_reward_mean);
     snprintf(digest, sizeof(digest), "%08" PRIx64, d->served_digest[0] >> 32);
@@ -192,8 +198,8 @@ static void means_add(struct driver *d, double step_s)
     m->rollout += s->took_s[DRV_ROLLOUT];
     m->train += s->took_s[DRV_TRAIN];
     m->update += s->took_s[DRV_UPDATE];
-    m->move += s->took_s[DRV_RELEASE] + s->took_s[DRV_WAKE] + s->took_s[DRV_SLEEP] +
-               s->took_s[DRV_RESUME];
+    m->move +=
+        s->took_s[DRV_RELEASE] + s->took_s[DRV_WAKE] + s->took_s[DRV_SLEEP] + s->took_s[DRV_RESUME];
     m->engine_idle += s->engine_idle_s;
 }
 
@@ -220,8 +226,8 @@ enum fl_status drv_step_end(struct driver *d, struct fl_err *err)
     return st;
 }
 
-/* Records of consecutive steps below `most` that the text begins with; *bytes: their length. The step
- * after the last of them, 0 if there is none. */
+/* Records of consecutive steps below `most` that the text begins with; *bytes: their length. The
+ * step after the last of them, 0 if there is none. */
 static uint64_t whole_records(const char *text, size_t len, uint64_t most, size_t *bytes)
 {
     json_int_t next = -1;
@@ -243,7 +249,8 @@ static uint64_t whole_records(const char *text, size_t len, uint64_t most, size_
     return next < 0 ? 0 : (uint64_t)next;
 }
 
-static enum fl_status steps_keep(struct driver *d, uint64_t most, uint64_t *whole, struct fl_err *err)
+static enum fl_status steps_keep(struct driver *d, uint64_t most, uint64_t *whole,
+                                 struct fl_err *err)
 {
     char path[1100], *text = NULL;
     size_t len = 0, bytes = 0;
@@ -282,13 +289,13 @@ enum fl_status drv_pending_write(struct driver *d, struct fl_err *err)
 {
     const struct drv_step *s = &d->now;
     char path[1100];
-    json_t *o = json_pack("{s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I}", "step",
-                          (json_int_t)s->step, "reward_mean", s->reward_mean, "response_len_mean",
-                          s->response_len_mean, "staleness_mean", s->staleness_mean,
-                          "logprob_abs_diff", s->logprob_abs_diff, "loss", s->loss, "grad_norm",
-                          s->grad_norm, "entropy", s->entropy, "clip_fraction", s->clip_fraction,
-                          "rollout", s->took_s[DRV_ROLLOUT], "train", s->took_s[DRV_TRAIN],
-                          "engine_idle", s->engine_idle_s, "tokens", (json_int_t)s->tokens);
+    json_t *o = json_pack(
+        "{s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I}", "step",
+        (json_int_t)s->step, "reward_mean", s->reward_mean, "response_len_mean",
+        s->response_len_mean, "staleness_mean", s->staleness_mean, "logprob_abs_diff",
+        s->logprob_abs_diff, "loss", s->loss, "grad_norm", s->grad_norm, "entropy", s->entropy,
+        "clip_fraction", s->clip_fraction, "rollout", s->took_s[DRV_ROLLOUT], "train",
+        s->took_s[DRV_TRAIN], "engine_idle", s->engine_idle_s, "tokens", (json_int_t)s->tokens);
     char *text = o ? json_dumps(o, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     enum fl_status st = FL_OK;
 
@@ -320,12 +327,20 @@ bool drv_pending_read(struct driver *d, uint64_t step)
         return false;
     }
     drv_step_begin(d, step);
-    const struct { const char *key; double *to; } reals[] = {
-        { "reward_mean", &s->reward_mean },           { "response_len_mean", &s->response_len_mean },
-        { "staleness_mean", &s->staleness_mean },     { "logprob_abs_diff", &s->logprob_abs_diff },
-        { "loss", &s->loss },                         { "grad_norm", &s->grad_norm },
-        { "entropy", &s->entropy },                   { "clip_fraction", &s->clip_fraction },
-        { "rollout", &s->took_s[DRV_ROLLOUT] },       { "train", &s->took_s[DRV_TRAIN] },
+    const struct {
+        const char *key;
+        double *to;
+    } reals[] = {
+        { "reward_mean", &s->reward_mean },
+        { "response_len_mean", &s->response_len_mean },
+        { "staleness_mean", &s->staleness_mean },
+        { "logprob_abs_diff", &s->logprob_abs_diff },
+        { "loss", &s->loss },
+        { "grad_norm", &s->grad_norm },
+        { "entropy", &s->entropy },
+        { "clip_fraction", &s->clip_fraction },
+        { "rollout", &s->took_s[DRV_ROLLOUT] },
+        { "train", &s->took_s[DRV_TRAIN] },
         { "engine_idle", &s->engine_idle_s },
     };
     for (size_t i = 0; i < sizeof(reals) / sizeof(*reals); i++)
@@ -352,9 +367,9 @@ enum fl_status drv_run_json(struct driver *d, const char *placement, struct fl_e
     for (unsigned i = 0; i < d->flags.n_notes; i++)
         json_array_append_new(notes, json_string(d->flags.notes[i]));
     strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
-    o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:I, s:o, s:o, s:o}", "job", d->job_name, "furlong",
-                  FURLONG_VERSION, "started", stamp, "attempt", (json_int_t)d->attempt, "steps",
-                  (json_int_t)d->n_steps, "prompt_data", d->prompt_path, "prompts",
+    o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:I, s:o, s:o, s:o}", "job", d->job_name,
+                  "furlong", FURLONG_VERSION, "started", stamp, "attempt", (json_int_t)d->attempt,
+                  "steps", (json_int_t)d->n_steps, "prompt_data", d->prompt_path, "prompts",
                   (json_int_t)d->prompts->n, "flags", flags, "notes", notes, "placement",
                   placement ? json_loads(placement, 0, NULL) : json_null());
     char *text = o ? json_dumps(o, JSON_INDENT(1)) : NULL;
@@ -368,7 +383,7 @@ enum fl_status drv_run_json(struct driver *d, const char *placement, struct fl_e
     return st;
 }
 
-/* ---- advice ----------------------------------------------------------------------------------- */
+/* ---- advice ---------------------------------------------------------------------------------- */
 void drv_advise(const struct drv_means *m, bool colocate, bool is_async, uint32_t trainers,
                 uint32_t engines, char out[256])
 {
@@ -385,21 +400,29 @@ void drv_advise(const struct drv_means *m, bool colocate, bool is_async, uint32_
 
         fit = fit < 1 ? 1 : fit >= all ? all - 1 : fit;
         if (fit != engines && all > 2)
-            snprintf(out, 256, "rollout takes %.0f%% of a step: --rollout-num-gpus %u of these %u devices would fit",
+            snprintf(out, 256,
+                     "rollout takes %.0f%% of a step: --rollout-num-gpus %u of these %u devices "
+                     "would fit",
                      rollout * 100, fit, all);
         else
-            snprintf(out, 256, "rollout takes %.0f%% of a step: more devices for it (--rollout-num-gpus %u), or --async",
+            snprintf(out, 256,
+                     "rollout takes %.0f%% of a step: more devices for it (--rollout-num-gpus %u), "
+                     "or --async",
                      rollout * 100, engines * 2);
     } else if (colocate && rollout > 0.6) {
-        snprintf(out, 256, "rollout takes %.0f%% of a step: more devices shorten it (--actor-num-nodes, --actor-num-gpus-per-node)",
+        snprintf(out, 256,
+                 "rollout takes %.0f%% of a step: more devices shorten it (--actor-num-nodes, "
+                 "--actor-num-gpus-per-node)",
                  rollout * 100);
     } else if (!is_async && !colocate && rollout > 0.15 && train > 0.15) {
         double both = m->rollout < m->train ? rollout : train;
 
-        snprintf(out, 256, "one side idles while the other works: --async would hide up to %.0f%% of a step",
+        snprintf(out, 256,
+                 "one side idles while the other works: --async would hide up to %.0f%% of a step",
                  both * 100);
     } else {
-        snprintf(out, 256, "rollout %.0f%%, train %.0f%%, update %.1f%% of a step: keep the defaults",
+        snprintf(out, 256,
+                 "rollout %.0f%%, train %.0f%%, update %.1f%% of a step: keep the defaults",
                  rollout * 100, train * 100, m->update / total * 100);
     }
 }
@@ -407,12 +430,15 @@ void drv_advise(const struct drv_means *m, bool colocate, bool is_async, uint32_
 void drv_advice(struct driver *d)
 {
     char line[256];
-    int64_t each = d->flags.rollout_num_gpus_per_engine > 0 ? d->flags.rollout_num_gpus_per_engine : 1;
+    int64_t each =
+        d->flags.rollout_num_gpus_per_engine > 0 ? d->flags.rollout_num_gpus_per_engine : 1;
 
     drv_advise(&d->means, d->flags.colocate, d->flags.is_async, d->n_of[DRV_TRAINERS],
                d->n_of[DRV_ENGINES] * (uint32_t)each, line);
     if (d->means.n)
-        drv_say(d, "%ju steps, %.3f s each: rollout %.3f, train %.3f, update %.4f, memory %.3f; reward %.3f",
+        drv_say(d,
+                "%ju steps, %.3f s each: rollout %.3f, train %.3f, update %.4f, memory %.3f; "
+                "reward %.3f",
                 (uintmax_t)d->means.n, d->means.total / (double)d->means.n,
                 d->means.rollout / (double)d->means.n, d->means.train / (double)d->means.n,
                 d->means.update / (double)d->means.n, d->means.move / (double)d->means.n,

@@ -10,7 +10,7 @@
 #include "worker/roles/ckpt.h"
 #include "worker/roles/driver.h"
 
-/* ---- where the trainers stand ----------------------------------------------------------------- */
+/* ---- where the trainers stand ---------------------------------------------------------------- */
 static enum fl_status number_of(const json_t *o, const char *key, uint64_t *out, struct fl_err *err)
 {
     struct fl_json_at at = fl_json_root(o, "the trainer's answer");
@@ -105,13 +105,14 @@ static enum fl_status first_place(struct driver *d, struct fl_err *err)
     return drv_settle(d, err);
 }
 
-/* ---- failures --------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 /* Trainers that ended start again from the last checkpoint; anything else ends the run. */
 static enum fl_status recover(struct driver *d, enum fl_status why, struct fl_err *err)
 {
     char text[160];
 
-    if ((why != FL_UNREACHABLE && why != FL_TIMEOUT) || d->restarts >= (uint32_t)d->flags.max_restarts)
+    if ((why != FL_UNREACHABLE && why != FL_TIMEOUT) ||
+        d->restarts >= (uint32_t)d->flags.max_restarts)
         return why;
     d->restarts++;
     snprintf(text, sizeof(text), "%s", err->text);
@@ -121,7 +122,7 @@ static enum fl_status recover(struct driver *d, enum fl_status why, struct fl_er
     return load_newest(d, text, err);
 }
 
-/* ---- one after the other ---------------------------------------------------------------------- */
+/* ---- one after the other --------------------------------------------------------------------- */
 static enum fl_status after_training(struct driver *d, struct fl_err *err)
 {
     FL_TRY(drv_pending_write(d, err));
@@ -162,7 +163,7 @@ static enum fl_status in_turn(struct driver *d, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- side by side (--async) ------------------------------------------------------------------- */
+/* ---- side by side (--async) ------------------------------------------------------------------ */
 struct ahead { /* a generation that runs while the loop trains */
     struct driver *d;
     uint32_t *rows;
@@ -243,7 +244,8 @@ static enum fl_status async_step(struct ahead *a, struct fl_err *err)
 
 static enum fl_status side_by_side(struct driver *d, struct fl_err *err)
 {
-    struct ahead a = { .d = d, .rows = malloc((size_t)d->flags.rollout_batch_size * sizeof(uint32_t)) };
+    struct ahead a = { .d = d,
+                       .rows = malloc((size_t)d->flags.rollout_batch_size * sizeof(uint32_t)) };
     enum fl_status st = a.rows ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for a generation");
 
     if (st == FL_OK && d->step < d->n_steps)
@@ -264,7 +266,7 @@ static enum fl_status side_by_side(struct driver *d, struct fl_err *err)
     return st;
 }
 
-/* ---- a run ------------------------------------------------------------------------------------ */
+/* ---- a run ----------------------------------------------------------------------------------- */
 enum fl_status drv_run(struct driver *d, struct fl_err *err)
 {
     uint64_t whole = 0;

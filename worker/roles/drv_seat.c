@@ -28,7 +28,7 @@ static double seat_now_s(struct driver *d)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* ---- placement -------------------------------------------------------------------------------- */
+/* ---- placement ------------------------------------------------------------------------------- */
 static enum fl_status seat_place(struct driver *d, struct fl_err *err)
 {
     static const char *const names[] = { "actor-num-nodes", "actor-num-gpus-per-node",
@@ -60,8 +60,11 @@ static enum fl_status seat_place(struct driver *d, struct fl_err *err)
     return st;
 }
 
-/* ---- processes -------------------------------------------------------------------------------- */
-struct words { char *at[WORDS]; size_t n; };
+/* ---- processes ------------------------------------------------------------------------------- */
+struct words {
+    char *at[WORDS];
+    size_t n;
+};
 
 static void words_free(struct words *w)
 {
@@ -89,7 +92,8 @@ static enum fl_status builtin_words(struct driver *d, enum drv_side side, struct
     char path[FL_PATH_MAX], hex[ALPHABET_HEX];
     bool ok;
 
-    FL_TRY(fl_program_path(side == DRV_TRAINERS ? "furlong-trainer" : "furlong-rollout", path, err));
+    FL_TRY(
+        fl_program_path(side == DRV_TRAINERS ? "furlong-trainer" : "furlong-rollout", path, err));
     ok = word(w, "%s", path);
     for (size_t t = 0; t < TRAIN_FLAG_TABLES; t++) {
         char **given = fl_opts_words(&d->opts, t);
@@ -103,8 +107,8 @@ static enum fl_status builtin_words(struct driver *d, enum drv_side side, struct
     ok = ok && word(w, "--alphabet=%s", hex) && word(w, "--vocab-size=%u", c->vocab) &&
          word(w, "--hidden-size=%u", c->dim) && word(w, "--num-layers=%u", c->layers) &&
          word(w, "--num-attention-heads=%u", c->heads) &&
-         word(w, "--num-query-groups=%u", c->kv_heads) && word(w, "--kv-channels=%u", c->head_dim) &&
-         word(w, "--ffn-hidden-size=%u", c->ffn) &&
+         word(w, "--num-query-groups=%u", c->kv_heads) &&
+         word(w, "--kv-channels=%u", c->head_dim) && word(w, "--ffn-hidden-size=%u", c->ffn) &&
          word(w, "--max-position-embeddings=%u", c->max_len) &&
          word(w, "--rotary-base=%.9g", (double)c->rope_theta) &&
          word(w, "--norm-epsilon=%.9g", (double)c->norm_eps) &&
@@ -117,7 +121,8 @@ static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct f
 {
     struct drv_seat *s = d->seat;
     const char *command = side == DRV_TRAINERS ? d->flags.trainer_cmd : d->flags.rollout_cmd;
-    /* trainers hold one state together: one that ends takes the others down, and the driver decides */
+    /* trainers hold one state together: one that ends takes the others down, and the driver decides
+     */
     struct furlong_launch_opts o = {
         .restart_max = side == DRV_ENGINES ? (uint32_t)d->flags.max_restarts : 0,
         .backoff_ms = BACKOFF_MS,
@@ -133,7 +138,8 @@ static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct f
         st = fl_fail(err, FL_EXHAUSTED, "no memory for a command line");
     w.at[w.n] = NULL;
     if (st == FL_OK)
-        st = furlong_launch(s->f, s->layout, side_roles[side], w.at, NULL, &o, &s->groups[side], err);
+        st = furlong_launch(s->f, s->layout, side_roles[side], w.at, NULL, &o, &s->groups[side],
+                            err);
     words_free(&w);
     if (st != FL_OK)
         return fl_wrap(err, st, "start the %ss", side_roles[side]);
@@ -150,18 +156,20 @@ static void seat_finish(struct driver *d)
     furlong_layout_free(s->layout);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------ */
+/* ---- calls ----------------------------------------------------------------------------------- */
 static void sum_into(json_t *sum, const json_t *more)
 {
     const char *key;
     json_t *v;
 
-    json_object_foreach((json_t *)(uintptr_t)more, key, v) {
+    json_object_foreach ((json_t *)(uintptr_t)more, key, v) {
         const json_t *had = json_object_get(sum, key);
 
         if (json_is_integer(v) && json_is_integer(had))
-            json_object_set_new(sum, key, json_integer(json_integer_value(had) + json_integer_value(v)));
-        else if (json_is_real(v) && json_is_number(had) && json_number_value(had) < json_real_value(v))
+            json_object_set_new(sum, key,
+                                json_integer(json_integer_value(had) + json_integer_value(v)));
+        else if (json_is_real(v) && json_is_number(had) &&
+                 json_number_value(had) < json_real_value(v))
             json_object_set(sum, key, v); /* times: the slowest member's */
     }
 }
@@ -173,8 +181,8 @@ static bool is_move(const char *method)
 }
 
 /* The first answer; of offload and onload bytes are added and the longest times taken over all. */
-static enum fl_status answers_join(const char *method, const struct furlong_answer *each, uint32_t n,
-                                   json_t **out, struct fl_err *err)
+static enum fl_status answers_join(const char *method, const struct furlong_answer *each,
+                                   uint32_t n, json_t **out, struct fl_err *err)
 {
     json_t *all = NULL;
 
@@ -183,7 +191,8 @@ static enum fl_status answers_join(const char *method, const struct furlong_answ
 
         if (!each[i].body_bytes)
             continue;
-        enum fl_status st = fl_json_parse(each[i].body, each[i].body_bytes, method, FL_JSON_MAX, &o, err);
+        enum fl_status st =
+            fl_json_parse(each[i].body, each[i].body_bytes, method, FL_JSON_MAX, &o, err);
         if (st != FL_OK) {
             json_decref(all);
             return st;
@@ -236,7 +245,8 @@ static enum fl_status seat_update(struct driver *d, uint64_t version, struct fur
     };
 
     if (!strcmp(f->mode, "disk-delta")) {
-        snprintf(dir, sizeof(dir), "%s%s", f->update_weight_disk_dir ? f->update_weight_disk_dir : d->run_dir,
+        snprintf(dir, sizeof(dir), "%s%s",
+                 f->update_weight_disk_dir ? f->update_weight_disk_dir : d->run_dir,
                  f->update_weight_disk_dir ? "" : "/weights");
         FL_TRY(fl_mkdirs(dir, err));
         how.dir = dir;
@@ -255,7 +265,8 @@ static enum fl_status seat_wait_engines(struct driver *d, struct fl_err *err)
 {
     struct drv_seat *s = d->seat;
 
-    return furlong_group_wait(s->groups[DRV_ENGINES], (uint32_t)(d->flags.start_timeout_s * 1000), err);
+    return furlong_group_wait(s->groups[DRV_ENGINES], (uint32_t)(d->flags.start_timeout_s * 1000),
+                              err);
 }
 
 static void seat_record(struct driver *d, const char *json)

@@ -60,7 +60,11 @@ static void config_of_flags(struct driver *d)
 static enum fl_status sizes_agree(const struct driver *d, const char *dir, struct fl_err *err)
 {
     const struct train_flags *f = &d->flags;
-    const struct { const char *flag; int64_t given; uint32_t there; } rows[] = {
+    const struct {
+        const char *flag;
+        int64_t given;
+        uint32_t there;
+    } rows[] = {
         { "num-layers", f->num_layers, d->config.layers },
         { "hidden-size", f->hidden_size, d->config.dim },
         { "ffn-hidden-size", f->ffn_hidden_size, d->config.ffn },
@@ -72,8 +76,8 @@ static enum fl_status sizes_agree(const struct driver *d, const char *dir, struc
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
         if (fl_opts_given(&d->opts, rows[i].flag) && rows[i].given != rows[i].there)
-            return fl_fail(err, FL_INVALID, "--%s %jd, but %s has %u: leave the flag out", rows[i].flag,
-                           (intmax_t)rows[i].given, dir, rows[i].there);
+            return fl_fail(err, FL_INVALID, "--%s %jd, but %s has %u: leave the flag out",
+                           rows[i].flag, (intmax_t)rows[i].given, dir, rows[i].there);
     return FL_OK;
 }
 
@@ -95,8 +99,8 @@ static enum fl_status sizes_settle(struct driver *d, struct fl_err *err)
             d->alphabet.token_of[b] = 1;
         alphabet_settle(&d->alphabet);
         if (d->config.vocab < d->alphabet.n)
-            return fl_fail(err, FL_INVALID, "%s has %u tokens and no vocab.json: bytes need %u", from,
-                           d->config.vocab, d->alphabet.n);
+            return fl_fail(err, FL_INVALID, "%s has %u tokens and no vocab.json: bytes need %u",
+                           from, d->config.vocab, d->alphabet.n);
     }
     return sizes_agree(d, from, err);
 }
@@ -112,9 +116,10 @@ static enum fl_status prompts_fit(struct driver *d, const struct prompts *p, con
 
         st = alphabet_encode(&d->alphabet, p->rows[i].input, tokens, &n, err);
         if (st == FL_OK && n + d->max_new > d->config.max_len)
-            st = fl_fail(err, FL_INVALID,
-                         "a prompt of %u tokens and an answer of %u: --max-position-embeddings is %u", n,
-                         d->max_new, d->config.max_len);
+            st = fl_fail(
+                err, FL_INVALID,
+                "a prompt of %u tokens and an answer of %u: --max-position-embeddings is %u", n,
+                d->max_new, d->config.max_len);
         if (st == FL_OK && !d->flags.reward_cmd)
             st = alphabet_encode(&d->alphabet, p->rows[i].label, tokens, &label, err);
         if (st != FL_OK)
@@ -194,8 +199,9 @@ enum fl_status drv_setup(struct driver *d, struct fl_err *err)
     }
     d->n_steps = (uint64_t)f->num_rollout;
     if (f->num_epoch && !fl_opts_given(&d->opts, "num-rollout"))
-        d->n_steps = ((uint64_t)f->num_epoch * d->prompts->n + (uint64_t)f->rollout_batch_size - 1) /
-                     (uint64_t)f->rollout_batch_size;
+        d->n_steps =
+            ((uint64_t)f->num_epoch * d->prompts->n + (uint64_t)f->rollout_batch_size - 1) /
+            (uint64_t)f->rollout_batch_size;
     return folders(d, err);
 }
 

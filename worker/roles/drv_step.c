@@ -12,7 +12,7 @@
 #include "worker/roles/reward.h"
 #include "worker/roles/rng.h"
 
-/* ---- memory: who gives what back, when -------------------------------------------------------- */
+/* ---- memory: who gives what back, when ------------------------------------------------------- */
 enum row_when { ALWAYS, IF_KV, IF_WEIGHTS, IF_TRAIN_OFFLOAD, IF_NO_TRAIN_OFFLOAD };
 struct row {
     enum drv_phase phase;
@@ -77,11 +77,16 @@ static const struct row engines_loaded[] = { /* start: they make room for the tr
 static bool applies(const struct driver *d, enum row_when when)
 {
     switch (when) {
-    case IF_KV: return d->flags.release_kv;
-    case IF_WEIGHTS: return d->flags.release_weights;
-    case IF_TRAIN_OFFLOAD: return d->flags.offload_train;
-    case IF_NO_TRAIN_OFFLOAD: return !d->flags.offload_train;
-    case ALWAYS: break;
+    case IF_KV:
+        return d->flags.release_kv;
+    case IF_WEIGHTS:
+        return d->flags.release_weights;
+    case IF_TRAIN_OFFLOAD:
+        return d->flags.offload_train;
+    case IF_NO_TRAIN_OFFLOAD:
+        return !d->flags.offload_train;
+    case ALWAYS:
+        break;
     }
     return true;
 }
@@ -136,12 +141,10 @@ static enum fl_status rows_run(struct driver *d, const struct row *rows, struct 
     return FL_OK;
 }
 
-#define COLUMN(d, what)                                                                           \
-    (!(d)->flags.colocate    ? what##_split :                                                     \
-     (d)->flags.peak_on_gpu ? what##_peak :                                                      \
-                              what##_colocated)
+#define COLUMN(d, what)                                                                            \
+    (!(d)->flags.colocate ? what##_split : (d)->flags.peak_on_gpu ? what##_peak : what##_colocated)
 
-/* ---- weights ---------------------------------------------------------------------------------- */
+/* ---- weights --------------------------------------------------------------------------------- */
 static enum fl_status digests_check(struct driver *d, const struct furlong_report *r,
                                     struct fl_err *err)
 {
@@ -194,8 +197,8 @@ enum fl_status drv_settle(struct driver *d, struct fl_err *err)
 static enum fl_status answers(struct driver *d, enum drv_side side, const char *method,
                               struct fl_err *err)
 {
-    enum fl_status st = d->ops->ask(d, side, method, NULL, (uint32_t)(d->flags.start_timeout_s * 1000),
-                                    NULL, err);
+    enum fl_status st =
+        d->ops->ask(d, side, method, NULL, (uint32_t)(d->flags.start_timeout_s * 1000), NULL, err);
 
     return st == FL_UNSUPPORTED || st == FL_INVALID ? FL_OK : st; /* it answered */
 }
@@ -219,7 +222,7 @@ enum fl_status drv_change_over(struct driver *d, struct fl_err *err)
     return drv_settle(d, err);
 }
 
-/* ---- generate --------------------------------------------------------------------------------- */
+/* ---- generate -------------------------------------------------------------------------------- */
 /* The order of the prompts is a function of seed and pass: a run that resumes needs no state. */
 struct drv_job drv_job_of(const struct driver *d, uint64_t step, uint32_t *rows)
 {
@@ -239,9 +242,15 @@ struct drv_job drv_job_of(const struct driver *d, uint64_t step, uint32_t *rows)
     }
     free(order);
     return (struct drv_job){
-        .p = d->prompts, .rows = rows, .n_prompts = batch, .n = (uint32_t)f->n_samples_per_prompt,
-        .max_new = d->max_new, .step = (uint32_t)step, .temperature = f->temperature,
-        .seed = (uint64_t)f->seed, .version = d->served,
+        .p = d->prompts,
+        .rows = rows,
+        .n_prompts = batch,
+        .n = (uint32_t)f->n_samples_per_prompt,
+        .max_new = d->max_new,
+        .step = (uint32_t)step,
+        .temperature = f->temperature,
+        .seed = (uint64_t)f->seed,
+        .version = d->served,
     };
 }
 
@@ -275,9 +284,10 @@ static enum fl_status odd_digests(struct driver *d, enum drv_phase phase, const 
     if (!m->odd_digests)
         return FL_OK;
     if (d->flags.ci_test)
-        return fl_fail(err, FL_CORRUPT,
-                       "--ci-test: %u samples came from weights with another digest than version %ju has",
-                       m->odd_digests, (uintmax_t)d->served);
+        return fl_fail(
+            err, FL_CORRUPT,
+            "--ci-test: %u samples came from weights with another digest than version %ju has",
+            m->odd_digests, (uintmax_t)d->served);
     drv_unclean(d, phase, "%u samples from other weights than version %ju", m->odd_digests,
                 (uintmax_t)d->served);
     return FL_OK;
@@ -299,7 +309,7 @@ enum fl_status drv_generate(struct driver *d, struct drv_made *out, struct fl_er
     return st == FL_OK ? st : fl_wrap(err, st, "generate");
 }
 
-/* ---- train ------------------------------------------------------------------------------------ */
+/* ---- train ----------------------------------------------------------------------------------- */
 static enum fl_status score(struct driver *d, const struct drv_made *m, float *advantages,
                             struct fl_err *err)
 {
@@ -344,9 +354,13 @@ static void look_at_samples(struct driver *d, const struct drv_made *m)
 static enum fl_status train(struct driver *d, const struct drv_made *m, const float *advantages,
                             struct fl_err *err)
 {
-    struct batch b = { .n_tokens = m->n_tokens, .n_samples = m->n_samples, .tokens = m->tokens,
-                       .lengths = m->lengths, .prompt_lengths = m->prompt_lengths,
-                       .logprobs = m->logprobs, .advantages = advantages };
+    struct batch b = { .n_tokens = m->n_tokens,
+                       .n_samples = m->n_samples,
+                       .tokens = m->tokens,
+                       .lengths = m->lengths,
+                       .prompt_lengths = m->prompt_lengths,
+                       .logprobs = m->logprobs,
+                       .advantages = advantages };
     void *blob = NULL;
     size_t bytes = 0;
     char body[192];
@@ -391,14 +405,15 @@ enum fl_status drv_learn(struct driver *d, struct drv_made *m, struct fl_err *er
         st = train(d, m, advantages, err);
     free(advantages);
     if (st == FL_OK && d->flags.ci_test && d->now.step == 0 && d->now.logprob_abs_diff > most)
-        return fl_fail(err, FL_CORRUPT,
-                       "--ci-test: before the first training step trainer and engine differ by %.3g in "
-                       "log probability, at most %.0e is allowed",
-                       d->now.logprob_abs_diff, most);
+        return fl_fail(
+            err, FL_CORRUPT,
+            "--ci-test: before the first training step trainer and engine differ by %.3g in "
+            "log probability, at most %.0e is allowed",
+            d->now.logprob_abs_diff, most);
     return st;
 }
 
-/* ---- save and evaluate ------------------------------------------------------------------------ */
+/* ---- save and evaluate ----------------------------------------------------------------------- */
 enum fl_status drv_save(struct driver *d, struct fl_err *err)
 {
     const struct train_flags *f = &d->flags;
@@ -430,8 +445,7 @@ enum fl_status drv_eval(struct driver *d, struct fl_err *err)
     struct drv_made m = { 0 };
     double from = d->ops->now_s(d), sum = 0;
 
-    if (!d->evals || !f->eval_interval ||
-        (done % (uint64_t)f->eval_interval && done != d->n_steps))
+    if (!d->evals || !f->eval_interval || (done % (uint64_t)f->eval_interval && done != d->n_steps))
         return FL_OK;
     uint32_t n = d->evals->n, *rows = malloc(n * sizeof(*rows));
     float *r = malloc(n * sizeof(*r));
@@ -439,8 +453,13 @@ enum fl_status drv_eval(struct driver *d, struct fl_err *err)
     d->phase = DRV_EVAL;
     for (uint32_t i = 0; st == FL_OK && i < n; i++)
         rows[i] = i;
-    struct drv_job j = { .p = d->evals, .rows = rows, .n_prompts = n, .n = 1, .max_new = d->max_new,
-                         .step = (uint32_t)d->now.step, .seed = (uint64_t)f->seed,
+    struct drv_job j = { .p = d->evals,
+                         .rows = rows,
+                         .n_prompts = n,
+                         .n = 1,
+                         .max_new = d->max_new,
+                         .step = (uint32_t)d->now.step,
+                         .seed = (uint64_t)f->seed,
                          .version = d->served };
     if (st == FL_OK)
         st = d->ops->generate(d, &j, &m, err);

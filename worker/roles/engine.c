@@ -94,7 +94,7 @@ void engine_weights(struct engine *e, float *const *w, uint64_t version, const u
     memcpy(e->digest, digest, sizeof(e->digest));
 }
 
-/* ---- requests --------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 static enum fl_status request_check(const struct engine *e, const struct engine_request *r,
                                     struct fl_err *err)
 {
@@ -104,17 +104,19 @@ static enum fl_status request_check(const struct engine *e, const struct engine_
         return fl_fail(err, FL_INVALID, "%u prompts, %u samples each, %u tokens: none may be 0",
                        r->n_prompts, r->n, r->max_new);
     if ((uint64_t)r->n_prompts * r->n > ENGINE_QUEUE_MAX - e->queued)
-        return fl_fail(err, FL_EXHAUSTED, "%u prompts of %u samples: %u sequences wait, at most %d may",
-                       r->n_prompts, r->n, e->queued, ENGINE_QUEUE_MAX);
+        return fl_fail(err, FL_EXHAUSTED,
+                       "%u prompts of %u samples: %u sequences wait, at most %d may", r->n_prompts,
+                       r->n, e->queued, ENGINE_QUEUE_MAX);
     for (uint32_t i = 0; i < r->n_prompts; t += r->lengths[i++]) {
         if (r->lengths[i] < 1 || r->lengths[i] >= e->l->cfg.max_len)
-            return fl_fail(err, FL_INVALID,
-                           "prompt %u has %u tokens: must be 1 to %u (--max-position-embeddings, less one)",
-                           i, r->lengths[i], e->l->cfg.max_len - 1);
+            return fl_fail(
+                err, FL_INVALID,
+                "prompt %u has %u tokens: must be 1 to %u (--max-position-embeddings, less one)", i,
+                r->lengths[i], e->l->cfg.max_len - 1);
         for (uint32_t j = 0; j < r->lengths[i]; j++)
             if (t[j] < 0 || (uint32_t)t[j] >= e->l->cfg.vocab)
-                return fl_fail(err, FL_INVALID, "prompt %u: token %d, the vocabulary has %u", i, t[j],
-                               e->l->cfg.vocab);
+                return fl_fail(err, FL_INVALID, "prompt %u: token %d, the vocabulary has %u", i,
+                               t[j], e->l->cfg.vocab);
     }
     return FL_OK;
 }
@@ -156,7 +158,8 @@ static struct engine_seq *wait_pop(struct engine *e)
     return s;
 }
 
-enum fl_status engine_submit(struct engine *e, const struct engine_request *what, struct fl_err *err)
+enum fl_status engine_submit(struct engine *e, const struct engine_request *what,
+                             struct fl_err *err)
 {
     FL_TRY(request_check(e, what, err));
     struct engine_request *r = malloc(sizeof(*r));
@@ -211,7 +214,7 @@ static void request_finish(struct engine *e, struct engine_request *r)
     e->done_last = &r->next;
 }
 
-/* ---- one step --------------------------------------------------------------------------------- */
+/* ---- one step -------------------------------------------------------------------------------- */
 static bool same_prompt(const struct engine_seq *a, const struct engine_seq *b)
 {
     return a->of == b->of && a->index / a->of->n == b->index / b->of->n && a->n == a->n_prompt &&
@@ -242,8 +245,8 @@ static void rows_of(struct engine *e, uint32_t slot)
     if (!s->seq || s->leader != slot)
         return;
     while (s->fed < s->seq->n && e->n_rows < MODEL_ROWS) {
-        e->rows[e->n_rows++] = (struct model_row){ slot, s->fed, s->seq->tokens[s->fed],
-                                                   s->fed + 1 == s->seq->n };
+        e->rows[e->n_rows++] =
+            (struct model_row){ slot, s->fed, s->seq->tokens[s->fed], s->fed + 1 == s->seq->n };
         s->fed++;
     }
 }
@@ -287,7 +290,8 @@ static void span_add(const struct engine *e, struct engine_seq *s)
 {
     struct engine_span *last = s->n_spans ? &s->spans[s->n_spans - 1] : NULL;
 
-    if (!last || last->version != e->version || memcmp(last->digest, e->digest, sizeof(e->digest))) {
+    if (!last || last->version != e->version ||
+        memcmp(last->digest, e->digest, sizeof(e->digest))) {
         struct engine_span *more =
             realloc(s->spans, (s->n_spans + 1) * sizeof(*more)); /* one a version: few */
 
@@ -357,7 +361,7 @@ void engine_step(struct engine *e)
     }
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 size_t engine_offload(struct engine *e)
 {
     for (uint32_t i = 0; i < e->n_slots; i++) /* what ran waits again, behind what waits already */

@@ -166,7 +166,8 @@ static enum fl_status shard_pack(struct job *j, uint32_t shard, struct model_bat
         if (i % j->k->shards != shard)
             continue;
         s->starts[samples++] = tokens;
-        memcpy(s->tokens + tokens, b->tokens + b->starts[i], (size_t)b->lengths[i] * sizeof(int32_t));
+        memcpy(s->tokens + tokens, b->tokens + b->starts[i],
+               (size_t)b->lengths[i] * sizeof(int32_t));
         for (int32_t t = b->prompt_lengths[i]; t < b->lengths[i]; t++) {
             s->old[nt] = b->logprobs[b->starts[i] + (uint32_t)t];
             s->targets[nt++] = (struct model_target){ tokens + (uint32_t)t - 1,
@@ -217,12 +218,13 @@ static enum fl_status leaf(struct job *j, struct fl_err *err)
     memset(j->out, 0, k->sum_floats * sizeof(float));
     enum fl_status st = shard_pack(j, shard, &mb, &n, err);
     if (st == FL_OK && n)
-        st = model_score(s->acts, j->w, &mb, s->targets, n, k->o.inv_temp, s->logp, s->entropy, err);
+        st =
+            model_score(s->acts, j->w, &mb, s->targets, n, k->o.inv_temp, s->logp, s->entropy, err);
     if (st == FL_OK && n) {
         shard_loss(j, shard, sums_of(k, j->out));
         model_point(k->l, j->out, g);
-        model_back(s->acts, j->w, s->d_logp,
-                   k->o.policy.entropy_coef != 0 ? s->d_entropy : NULL, g);
+        model_back(s->acts, j->w, s->d_logp, k->o.policy.entropy_coef != 0 ? s->d_entropy : NULL,
+                   g);
     }
     free(g);
     return st;
@@ -334,9 +336,14 @@ void learner_apply(struct learner *k, void *sum, uint64_t t, float *const *w, fl
 {
     const struct learner_opts *o = &k->o;
     double norm = sqrt(k->mat->sumsq(sum, k->l->floats));
-    struct mat_adam a = { o->lr, o->beta1, o->beta2, o->eps, o->decay,
+    struct mat_adam a = { o->lr,
+                          o->beta1,
+                          o->beta2,
+                          o->eps,
+                          o->decay,
                           (float)(1 / (1 - pow((double)o->beta1, (double)t))),
-                          (float)(1 / (1 - pow((double)o->beta2, (double)t))), 1 };
+                          (float)(1 / (1 - pow((double)o->beta2, (double)t))),
+                          1 };
 
     if (o->clip_grad > 0 && norm > (double)o->clip_grad)
         a.scale = (float)((double)o->clip_grad / norm);

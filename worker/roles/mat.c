@@ -38,8 +38,10 @@ INLINE void lanes_sum4(float out[4], const v8 *a, const v8 *b, const v8 *c, cons
 #define FOLD(x) (((const v4 *)(x))[0] + ((const v4 *)(x))[1])
     v4 fa = FOLD(a), fb = FOLD(b), fc = FOLD(c), fd = FOLD(d);
 #undef FOLD
-    v4 x = __builtin_shufflevector(fa, fb, 0, 4, 1, 5) + __builtin_shufflevector(fa, fb, 2, 6, 3, 7);
-    v4 y = __builtin_shufflevector(fc, fd, 0, 4, 1, 5) + __builtin_shufflevector(fc, fd, 2, 6, 3, 7);
+    v4 x =
+        __builtin_shufflevector(fa, fb, 0, 4, 1, 5) + __builtin_shufflevector(fa, fb, 2, 6, 3, 7);
+    v4 y =
+        __builtin_shufflevector(fc, fd, 0, 4, 1, 5) + __builtin_shufflevector(fc, fd, 2, 6, 3, 7);
 
     *(v4 *)out =
         __builtin_shufflevector(x, y, 0, 1, 4, 5) + __builtin_shufflevector(x, y, 2, 3, 6, 7);
@@ -82,24 +84,24 @@ INLINE void axpy(float *y, float a, const float *x, size_t n)
 }
 
 /* ROWS rows of a against four rows of w. */
-#define NT_TILE(ROWS)                                                                             \
-    INLINE void nt_tile##ROWS(float *c, const float *a, const float *w, size_t k, size_t n)       \
-    {                                                                                             \
-        v8 s[ROWS][4] = { 0 };                                                                    \
-        size_t i = 0;                                                                             \
-                                                                                                  \
-        for (; i + LANES <= k; i += LANES)                                                        \
-            for (int r = 0; r < (ROWS); r++)                                                      \
-                for (int o = 0; o < 4; o++)                                                       \
-                    s[r][o] += LOAD(a + (size_t)r * k + i) * LOAD(w + (size_t)o * k + i);         \
-        for (int r = 0; r < (ROWS); r++) {                                                        \
-            float *to = c + (size_t)r * n;                                                        \
-                                                                                                  \
-            lanes_sum4(to, &s[r][0], &s[r][1], &s[r][2], &s[r][3]);                               \
-            for (size_t t = i; t < k; t++)                                                        \
-                for (int o = 0; o < 4; o++)                                                       \
-                    to[o] += a[(size_t)r * k + t] * w[(size_t)o * k + t];                         \
-        }                                                                                         \
+#define NT_TILE(ROWS)                                                                              \
+    INLINE void nt_tile##ROWS(float *c, const float *a, const float *w, size_t k, size_t n)        \
+    {                                                                                              \
+        v8 s[ROWS][4] = { 0 };                                                                     \
+        size_t i = 0;                                                                              \
+                                                                                                   \
+        for (; i + LANES <= k; i += LANES)                                                         \
+            for (int r = 0; r < (ROWS); r++)                                                       \
+                for (int o = 0; o < 4; o++)                                                        \
+                    s[r][o] += LOAD(a + (size_t)r * k + i) * LOAD(w + (size_t)o * k + i);          \
+        for (int r = 0; r < (ROWS); r++) {                                                         \
+            float *to = c + (size_t)r * n;                                                         \
+                                                                                                   \
+            lanes_sum4(to, &s[r][0], &s[r][1], &s[r][2], &s[r][3]);                                \
+            for (size_t t = i; t < k; t++)                                                         \
+                for (int o = 0; o < 4; o++)                                                        \
+                    to[o] += a[(size_t)r * k + t] * w[(size_t)o * k + t];                          \
+        }                                                                                          \
     }
 NT_TILE(1)
 NT_TILE(3)
@@ -123,29 +125,29 @@ static void nt(float *c, const float *a, const float *w, size_t m, size_t k, siz
 
 /* Four rows by two registers of c; A(r, t) is a's factor for row r at t. The sum over t is one
  * chain per element. */
-#define OUTER_TILE(NAME, ROWS, A)                                                                 \
-    INLINE void NAME(float *c, const float *a, const float *b, size_t lda, size_t steps,          \
-                     size_t n, bool add)                                                          \
-    {                                                                                             \
-        v8 s[ROWS][2] = { 0 };                                                                    \
-                                                                                                  \
-        for (size_t t = 0; t < steps; t++) {                                                      \
-            v8 b0 = LOAD(b + t * n), b1 = LOAD(b + t * n + LANES);                                \
-                                                                                                  \
-            for (size_t r = 0; r < (ROWS); r++) {                                                 \
-                s[r][0] += (A) * b0;                                                              \
-                s[r][1] += (A) * b1;                                                              \
-            }                                                                                     \
-        }                                                                                         \
-        for (size_t r = 0; r < (ROWS); r++) {                                                     \
-            float *to = c + r * n;                                                                \
-                                                                                                  \
-            for (size_t h = 0; h < 2; h++) {                                                      \
-                if (add)                                                                          \
-                    s[r][h] += LOAD(to + h * LANES);                                              \
-                STORE(to + h * LANES) = s[r][h];                                                  \
-            }                                                                                     \
-        }                                                                                         \
+#define OUTER_TILE(NAME, ROWS, A)                                                                  \
+    INLINE void NAME(float *c, const float *a, const float *b, size_t lda, size_t steps, size_t n, \
+                     bool add)                                                                     \
+    {                                                                                              \
+        v8 s[ROWS][2] = { 0 };                                                                     \
+                                                                                                   \
+        for (size_t t = 0; t < steps; t++) {                                                       \
+            v8 b0 = LOAD(b + t * n), b1 = LOAD(b + t * n + LANES);                                 \
+                                                                                                   \
+            for (size_t r = 0; r < (ROWS); r++) {                                                  \
+                s[r][0] += (A)*b0;                                                                 \
+                s[r][1] += (A)*b1;                                                                 \
+            }                                                                                      \
+        }                                                                                          \
+        for (size_t r = 0; r < (ROWS); r++) {                                                      \
+            float *to = c + r * n;                                                                 \
+                                                                                                   \
+            for (size_t h = 0; h < 2; h++) {                                                       \
+                if (add)                                                                           \
+                    s[r][h] += LOAD(to + h * LANES);                                               \
+                STORE(to + h * LANES) = s[r][h];                                                   \
+            }                                                                                      \
+        }                                                                                          \
     }
 OUTER_TILE(nn_tile4, 4, a[r * lda + t])
 OUTER_TILE(nn_tile1, 1, a[r * lda + t])
@@ -286,8 +288,9 @@ static void rope(float *x, size_t heads, size_t half, const float *cs, bool back
 
 INLINE float max_of(const float *x, size_t n)
 {
-    v8 m = { -INFINITY, -INFINITY, -INFINITY, -INFINITY,
-             -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+    v8 m = {
+        -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY
+    };
     size_t i = 0;
 
     for (; i + LANES <= n; i += LANES) {

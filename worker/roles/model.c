@@ -34,7 +34,8 @@ enum fl_status model_config_check(const struct model_config *c, struct fl_err *e
         return fl_fail(err, FL_INVALID, "--kv-channels %u is odd: rotary positions turn pairs",
                        c->head_dim);
     if (!(c->rope_theta >= 1) || !(c->norm_eps > 0))
-        return fl_fail(err, FL_INVALID, "--rotary-base %g must be at least 1, --norm-epsilon %g above 0",
+        return fl_fail(err, FL_INVALID,
+                       "--rotary-base %g must be at least 1, --norm-epsilon %g above 0",
                        (double)c->rope_theta, (double)c->norm_eps);
     return FL_OK;
 }
@@ -56,7 +57,10 @@ static void layer_add(struct model_layout *l, uint32_t layer)
 {
     const struct model_config *c = &l->cfg;
     uint64_t q = (uint64_t)c->heads * c->head_dim, kv = (uint64_t)c->kv_heads * c->head_dim;
-    const struct { const char *name; uint64_t rows, cols; } parts[PARTS] = {
+    const struct {
+        const char *name;
+        uint64_t rows, cols;
+    } parts[PARTS] = {
         [PART_NORM1] = { "input_layernorm", c->dim, 0 },
         [PART_Q] = { "self_attn.q_proj", q, c->dim },
         [PART_K] = { "self_attn.k_proj", kv, c->dim },

@@ -23,10 +23,13 @@ static size_t scratch_lay(struct model_cache *s, float *base)
 {
     const struct model_config *c = &s->l->cfg;
     size_t q = (size_t)c->heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim, used = 0;
-    const struct { float **at; size_t each; } parts[] = {
-        { &s->x, c->dim }, { &s->n, c->dim },     { &s->q, q },        { &s->k, kv },
-        { &s->v, kv },     { &s->o, q },          { &s->gate, c->ffn }, { &s->up, c->ffn },
-        { &s->act, c->ffn }, { &s->inv, 1 },      { &s->lse, c->heads },
+    const struct {
+        float **at;
+        size_t each;
+    } parts[] = {
+        { &s->x, c->dim },   { &s->n, c->dim }, { &s->q, q },          { &s->k, kv },
+        { &s->v, kv },       { &s->o, q },      { &s->gate, c->ffn },  { &s->up, c->ffn },
+        { &s->act, c->ffn }, { &s->inv, 1 },    { &s->lse, c->heads },
     };
 
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
@@ -49,13 +52,14 @@ enum fl_status model_cache_create(const struct model_layout *l, uint32_t slots, 
     c->slots = slots;
     c->len = len;
     c->kv = MAP_FAILED;
-    c->kv_bytes = (size_t)l->cfg.layers * 2 * slots * len * l->cfg.kv_heads * l->cfg.head_dim *
-                  sizeof(float);
+    c->kv_bytes =
+        (size_t)l->cfg.layers * 2 * slots * len * l->cfg.kv_heads * l->cfg.head_dim * sizeof(float);
     c->scratch = calloc(scratch_lay(c, NULL), sizeof(float));
     c->kv = mmap(NULL, c->kv_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (!c->scratch || c->kv == MAP_FAILED)
-        return fl_fail(err, FL_EXHAUSTED, "no memory for a cache of %u sequences of %u tokens (%zu MiB)",
-                       slots, len, c->kv_bytes >> 20);
+        return fl_fail(err, FL_EXHAUSTED,
+                       "no memory for a cache of %u sequences of %u tokens (%zu MiB)", slots, len,
+                       c->kv_bytes >> 20);
     scratch_lay(c, c->scratch);
     *out = FL_TAKE(c);
     return FL_OK;

@@ -13,8 +13,8 @@ struct model_acts {
     const struct model_layout *l;
     const struct mat_ops *mat;
     struct layer_acts *layers;
-    float *x_end, *r_end, *n_end;          /* after the last layer                */
-    float *picked, *logp, *d_picked;       /* rows of the targets                 */
+    float *x_end, *r_end, *n_end;    /* after the last layer                */
+    float *picked, *logp, *d_picked; /* rows of the targets                 */
     float *dx, *dn, *dq, *dk, *dv, *d_ffn1, *d_ffn2, *d_act, *d_o, *p, *dp, *prob;
     char *memory;
     size_t memory_bytes, rows_room, targets_room, len_room;
@@ -60,7 +60,10 @@ size_t model_acts_drop(struct model_acts *a)
 }
 
 /* Hands out pieces; with base NULL it only counts. */
-struct carver { char *base; size_t used; };
+struct carver {
+    char *base;
+    size_t used;
+};
 
 static float *carve(struct carver *c, size_t floats)
 {
@@ -153,8 +156,8 @@ static enum fl_status batch_check(const struct model_layout *l, const struct mod
     }
     for (uint32_t i = 0; i < rows; i++)
         if (b->tokens[i] < 0 || (uint32_t)b->tokens[i] >= l->cfg.vocab)
-            return fl_fail(err, FL_INVALID, "token %d at %u: the vocabulary has %u", b->tokens[i], i,
-                           l->cfg.vocab);
+            return fl_fail(err, FL_INVALID, "token %d at %u: the vocabulary has %u", b->tokens[i],
+                           i, l->cfg.vocab);
     for (uint32_t i = 0; i < n_targets; i++)
         if (t[i].row >= rows || t[i].token < 0 || (uint32_t)t[i].token >= l->cfg.vocab)
             return fl_fail(err, FL_INVALID, "target %u is token %d after row %u of %u", i,
@@ -312,8 +315,8 @@ static void heads_back(struct model_acts *a, const struct layer_acts *y)
                 size_t at = row * q + h * hd, keys = first * kv + h / group * hd;
 
                 a->mat->attend_back(a->dq + at, a->dk + keys, a->dv + keys, a->d_o + at,
-                                    y->lse[row * c->heads + h], y->q + at, y->k + keys,
-                                    y->v + keys, kv, row - first + 1, hd, scale, a->p, a->dp);
+                                    y->lse[row * c->heads + h], y->q + at, y->k + keys, y->v + keys,
+                                    kv, row - first + 1, hd, scale, a->p, a->dp);
             }
         for (size_t row = first; row < end; row++) {
             const float *cs = a->l->rope + (row - first) * hd;

@@ -103,12 +103,12 @@ enum fl_status prompts_shipped(const char *name, char out[1024], struct fl_err *
     self[len > 0 ? len : 0] = '\0';
     for (int up = 0; up < 2 && strrchr(self, '/'); up++)
         *strrchr(self, '/') = '\0';
-    if (readable(out, self, "/share/furlong", name) ||
-        readable(out, FURLONG_SOURCE_DATA, "", name))
+    if (readable(out, self, "/share/furlong", name) || readable(out, FURLONG_SOURCE_DATA, "", name))
         return FL_OK;
     return fl_fail(err, FL_NOT_FOUND,
                    "%s is neither in %s/share/furlong nor in %s: give --prompt-data, or set "
-                   "FURLONG_DATA_DIR", name, self, FURLONG_SOURCE_DATA);
+                   "FURLONG_DATA_DIR",
+                   name, self, FURLONG_SOURCE_DATA);
 }
 
 void alphabet_init(struct alphabet *a)
@@ -146,7 +146,8 @@ enum fl_status alphabet_of_hex(const char *hex, struct alphabet *out, struct fl_
 
     alphabet_init(&a);
     if (len == 0 || len % 2 || len > 510)
-        return fl_fail(err, FL_INVALID, "an alphabet of %zu hex digits: must be 2 to 510, even", len);
+        return fl_fail(err, FL_INVALID, "an alphabet of %zu hex digits: must be 2 to 510, even",
+                       len);
     for (size_t i = 0; i < len; i += 2) {
         unsigned b;
 

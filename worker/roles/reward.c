@@ -92,8 +92,8 @@ static enum fl_status child_start(struct child *c, struct fl_err *err)
     posix_spawn_file_actions_adddup2(&files, in[0], 0);
     posix_spawn_file_actions_adddup2(&files, out[1], 1);
     posix_spawnattr_init(&attr);
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK |
-                                        POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setflags(&attr,
+                             POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     posix_spawnattr_setsigmask(&attr, &none);
     posix_spawnattr_setsigdefault(&attr, &all);
     rc = posix_spawn(&c->pid, argv[0], &files, &attr, argv, environ);
@@ -119,7 +119,8 @@ static void child_feed(struct child *c)
         c->text += n;
         c->left -= (size_t)n;
     }
-    if (n < 0 || c->left == 0) { /* a command that does not read to the end is judged by its answer */
+    if (n < 0 ||
+        c->left == 0) { /* a command that does not read to the end is judged by its answer */
         (void)close(c->in);
         c->in = -1;
     }
@@ -155,7 +156,8 @@ static enum fl_status child_talk(struct child *c, struct fl_err *err)
         if (p[0].revents)
             ended = child_read(c);
         if (c->got.cut)
-            return fl_fail(err, FL_INVALID, "--reward-cmd '%.80s' wrote more than %zu bytes for one batch",
+            return fl_fail(err, FL_INVALID,
+                           "--reward-cmd '%.80s' wrote more than %zu bytes for one batch",
                            c->command, c->got.max);
     }
     return FL_OK;
@@ -169,7 +171,8 @@ static enum fl_status child_wait(struct child *c, struct fl_err *err)
     while ((got = waitpid(c->pid, &status, WNOHANG)) == 0 && now_ms() < c->due_ms)
         (void)poll(NULL, 0, 1); /* its output has ended: so has it, or nearly */
     if (got == 0)
-        return fl_fail(err, FL_TIMEOUT, "--reward-cmd '%.80s' closed its output and did not end in time",
+        return fl_fail(err, FL_TIMEOUT,
+                       "--reward-cmd '%.80s' closed its output and did not end in time",
                        c->command);
     (void)kill(-c->pid, SIGKILL); /* what it left behind in its session */
     c->pid = 0;
@@ -191,8 +194,8 @@ static enum fl_status answer_read(const struct child *c, uint32_t n, float *out,
         char line[LINE_MAX_BYTES], *end;
 
         if (!*p)
-            return fl_fail(err, FL_INVALID, "--reward-cmd '%.80s' answered %u lines to %u", c->command, i,
-                           n);
+            return fl_fail(err, FL_INVALID, "--reward-cmd '%.80s' answered %u lines to %u",
+                           c->command, i, n);
         snprintf(line, sizeof(line), "%.*s", (int)(len < 63 ? len : 63), p);
         double v = strtod(line, &end);
         if (end == line || *(end + strspn(end, " \r\t")) || !isfinite(v))
@@ -202,7 +205,8 @@ static enum fl_status answer_read(const struct child *c, uint32_t n, float *out,
         p += len + (p[len] == '\n');
     }
     if (*(p + strspn(p, " \r\t\n")))
-        return fl_fail(err, FL_INVALID, "--reward-cmd '%.80s' answered more than %u lines", c->command, n);
+        return fl_fail(err, FL_INVALID, "--reward-cmd '%.80s' answered more than %u lines",
+                       c->command, n);
     return FL_OK;
 }
 

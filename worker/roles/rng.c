@@ -43,9 +43,9 @@ void rng_fill(float *x, size_t n, float bound, uint64_t seed, uint32_t stream)
 
     for (size_t i = 0; i < n; i++) {
         if (i % 4 == 0)
-            rng_philox((uint32_t[4]){ (uint32_t)(i / 4), (uint32_t)((uint64_t)i >> 34), stream,
-                                      RNG_INIT },
-                       (uint32_t[2]){ (uint32_t)seed, (uint32_t)(seed >> 32) }, out);
+            rng_philox(
+                (uint32_t[4]){ (uint32_t)(i / 4), (uint32_t)((uint64_t)i >> 34), stream, RNG_INIT },
+                (uint32_t[2]){ (uint32_t)seed, (uint32_t)(seed >> 32) }, out);
         x[i] = (unit(out[i % 4]) * 2.f - 1.f) * bound;
     }
 }

@@ -20,7 +20,8 @@ static enum fl_status settle(struct role_args *a, struct fl_err *err)
     const struct train_flags *f = &a->flags;
 
     if (!a->alphabet_hex)
-        return fl_fail(err, FL_INVALID, "--alphabet is missing: this program is started by furlong-driver");
+        return fl_fail(err, FL_INVALID,
+                       "--alphabet is missing: this program is started by furlong-driver");
     FL_TRY(alphabet_of_hex(a->alphabet_hex, &a->alphabet, err));
     a->config = (struct model_config){
         .vocab = a->vocab_size ? (uint32_t)a->vocab_size : a->alphabet.n,
@@ -50,7 +51,8 @@ int role_args_main(struct role_args *a, const char *program, int argc, char **ar
     a->opts.program = program;
     a->opts.usage = "[OPTION...]";
     train_flags_tables(&a->flags, a->opts.tables);
-    a->opts.tables[TRAIN_FLAG_TABLES] = (struct fl_opt_table){ "Given by the driver", role_opts, a };
+    a->opts.tables[TRAIN_FLAG_TABLES] =
+        (struct fl_opt_table){ "Given by the driver", role_opts, a };
     st = train_flags_parse(&a->flags, &a->opts, argc, argv, &err);
     if (st == FL_CANCELLED) {
         fl_opts_help(&a->opts, stdout);
@@ -128,8 +130,9 @@ void role_reply_moved(struct furlong_call *c, const struct furlong_moved *m, siz
                       double own_s)
 {
     role_reply(c,
-               json_pack("{s:f, s:f, s:I, s:I, s:I}", "setup_s", m->setup_s + own_s, "copy_s", m->copy_s,
-                         "dropped_bytes", (json_int_t)(m->dropped_bytes + own_bytes), "kept_bytes",
-                         (json_int_t)m->kept_bytes, "written_bytes", (json_int_t)m->written_bytes),
+               json_pack("{s:f, s:f, s:I, s:I, s:I}", "setup_s", m->setup_s + own_s, "copy_s",
+                         m->copy_s, "dropped_bytes", (json_int_t)(m->dropped_bytes + own_bytes),
+                         "kept_bytes", (json_int_t)m->kept_bytes, "written_bytes",
+                         (json_int_t)m->written_bytes),
                NULL, 0);
 }

@@ -51,7 +51,8 @@ static void on_offload(struct rollout *r, const struct furlong_event *ev)
         own = engine_offload(r->engine);
     (void)malloc_trim(0); /* finished requests are given back too */
     own_s = role_now_s() - from;
-    if (ev->tags & FURLONG_TAG_WEIGHTS) { /* the plane moves them when this is answered, and says so */
+    if (ev->tags &
+        FURLONG_TAG_WEIGHTS) { /* the plane moves them when this is answered, and says so */
         furlong_reply(ev->call, NULL, 0);
         look_at_weights(r);
         return;
@@ -158,12 +159,14 @@ static enum fl_status start(struct rollout *r, struct fl_err *err)
                                       .check_equal = f->check_weight_update_equal || f->ci_test };
 
     FL_TRY(model_layout_create(&r->args.config, &r->layout, err));
-    FL_TRY(engine_create(r->layout, (uint32_t)f->max_running_requests, ALPHABET_END, &r->engine, err));
+    FL_TRY(
+        engine_create(r->layout, (uint32_t)f->max_running_requests, ALPHABET_END, &r->engine, err));
     if (f->local_checkpoint_dir) {
         FL_TRY(fl_mkdirs(f->local_checkpoint_dir, err));
         if ((size_t)snprintf(local, sizeof(local), "%s/%s-%u", f->local_checkpoint_dir,
                              furlong_seat(r->f)->role, furlong_seat(r->f)->rank) >= sizeof(local))
-            return fl_fail(err, FL_INVALID, "--update-weight-local-checkpoint-dir: the path is too long");
+            return fl_fail(err, FL_INVALID,
+                           "--update-weight-local-checkpoint-dir: the path is too long");
         o.local_dir = local;
     }
     struct furlong_tensor *t = role_tensors(r->layout);
@@ -172,7 +175,8 @@ static enum fl_status start(struct rollout *r, struct fl_err *err)
         free(t);
         return fl_fail(err, FL_EXHAUSTED, "no memory for %u tensors", r->layout->n);
     }
-    enum fl_status st = furlong_weights_accept(r->f, "policy", t, r->layout->n, &o, &r->weights, err);
+    enum fl_status st =
+        furlong_weights_accept(r->f, "policy", t, r->layout->n, &o, &r->weights, err);
     free(t);
     FL_TRY(st);
     fl_info("engine ready rank=%u tensors=%u", furlong_seat(r->f)->rank, r->layout->n);

@@ -42,7 +42,8 @@ static enum fl_status version_check(const struct rollout *r, const struct fl_jso
     if (fl_json_has(at, "version_at_least")) {
         FL_TRY(fl_json_int(at, "version_at_least", 0, INT64_MAX, &want, err));
         if (have == FURLONG_NO_VERSION || have < (uint64_t)want)
-            return fl_fail(err, FL_STALE, "version %jd or later was asked for, this engine serves %s",
+            return fl_fail(err, FL_STALE,
+                           "version %jd or later was asked for, this engine serves %s",
                            (intmax_t)want, text);
     }
     return FL_OK;
@@ -137,8 +138,8 @@ static enum fl_status submit(struct rollout *r, const struct furlong_event *ev,
     if (st == FL_OK && fl_json_has(at, "id"))
         st = fl_json_text(at, "id", &id, err);
     if (st == FL_OK)
-        st = fl_json_has(at, "prompts") ? texts_read(r, at, &q, &tokens, &lengths, err) :
-                                          blob_read(ev, &q, &tokens, &lengths, err);
+        st = fl_json_has(at, "prompts") ? texts_read(r, at, &q, &tokens, &lengths, err)
+                                        : blob_read(ev, &q, &tokens, &lengths, err);
     if (st == FL_OK) {
         a = calloc(1, sizeof(*a));
         if (a)
@@ -175,7 +176,7 @@ void rollout_generate(struct rollout *r, const struct furlong_event *ev)
         role_refuse(ev->call, st, &err);
 }
 
-/* ---- the answer ------------------------------------------------------------------------------- */
+/* ---- the answer ------------------------------------------------------------------------------ */
 static json_t *spans_json(const struct engine_seq *s)
 {
     json_t *list = json_array();
@@ -222,8 +223,12 @@ static enum fl_status blob_make(const struct engine_request *q, void **blob, siz
 
     if (tokens && logp) {
         int32_t *lengths = tokens + total, *prompts = lengths + n;
-        struct batch b = { .n_tokens = total, .n_samples = n, .tokens = tokens, .lengths = lengths,
-                           .prompt_lengths = prompts, .logprobs = logp };
+        struct batch b = { .n_tokens = total,
+                           .n_samples = n,
+                           .tokens = tokens,
+                           .lengths = lengths,
+                           .prompt_lengths = prompts,
+                           .logprobs = logp };
         uint32_t at = 0;
 
         for (uint32_t i = 0; i < n; at += q->seqs[i++].n) {

@@ -45,7 +45,7 @@ static enum fl_status publish(struct trainer *t, uint64_t version, struct fl_err
     return FL_OK;
 }
 
-/* ---- train ------------------------------------------------------------------------------------ */
+/* ---- train ----------------------------------------------------------------------------------- */
 struct train_call {
     int64_t step, version, epochs, minibatch;
     struct batch batch;
@@ -85,7 +85,8 @@ static enum fl_status train_part(struct trainer *t, struct train_call *c, uint32
     void *sum;
     size_t bytes;
 
-    FL_TRY(learner_gradient(t->learner, part ? t->next : t->last, &c->batch, range, &sum, &bytes, err));
+    FL_TRY(learner_gradient(t->learner, part ? t->next : t->last, &c->batch, range, &sum, &bytes,
+                            err));
     FL_TRY(trainer_reduce(t, (uint64_t)c->version, part, sum, bytes, err));
     if (part == 0) {
         double from = role_now_s();
@@ -163,7 +164,7 @@ static enum fl_status on_train(struct trainer *t, const struct furlong_event *ev
     return st;
 }
 
-/* ---- the other calls -------------------------------------------------------------------------- */
+/* ---- the other calls ------------------------------------------------------------------------- */
 static enum fl_status dir_of(const struct furlong_event *ev, char out[1024], struct fl_err *err)
 {
     json_t *o = NULL;
@@ -196,7 +197,8 @@ static enum fl_status on_save(struct trainer *t, const struct furlong_event *ev,
         if (!t->lock)
             FL_TRY(ckpt_lock_take(folder, t->seat->job, t->seat->attempt, &t->lock, err));
         point_last(t);
-        FL_TRY(ckpt_save(dir, t->layout, t->last, t->m, t->v, &t->args.alphabet, &t->state, &bytes, err));
+        FL_TRY(ckpt_save(dir, t->layout, t->last, t->m, t->v, &t->args.alphabet, &t->state, &bytes,
+                         err));
         ckpt_prune(folder, (uint32_t)t->args.flags.save_keep);
     }
     *answer = json_pack("{s:I, s:f}", "bytes", (json_int_t)bytes, "seconds", role_now_s() - from);
@@ -258,8 +260,9 @@ static enum fl_status on_clear(struct trainer *t, const struct furlong_event *ev
 
     (void)ev;
     (void)err;
-    *answer = json_pack("{s:I, s:I}", "left_bytes", (json_int_t)(t->layout->floats * sizeof(float) * 3),
-                        "dropped_bytes", (json_int_t)had);
+    *answer =
+        json_pack("{s:I, s:I}", "left_bytes", (json_int_t)(t->layout->floats * sizeof(float) * 3),
+                  "dropped_bytes", (json_int_t)had);
     return FL_OK;
 }
 
@@ -279,7 +282,7 @@ static const struct {
     enum fl_status (*serve)(struct trainer *t, const struct furlong_event *ev, json_t **answer,
                             struct fl_err *err);
 } methods[] = {
-    { "train", on_train },       { "save", on_save },   { "load", on_load },
+    { "train", on_train },        { "save", on_save },   { "load", on_load },
     { "clear_memory", on_clear }, { "state", on_state },
 };
 
@@ -347,7 +350,7 @@ static enum fl_status serve(struct trainer *t, struct fl_err *err)
     }
 }
 
-/* ---- start ------------------------------------------------------------------------------------ */
+/* ---- start ----------------------------------------------------------------------------------- */
 static enum fl_status memory(struct trainer *t, struct fl_err *err)
 {
     const struct train_flags *f = &t->args.flags;
@@ -355,8 +358,9 @@ static enum fl_status memory(struct trainer *t, struct fl_err *err)
     bool disk = !strcmp(f->offload_train_target, "disk");
     void *m, *v;
 
-    FL_TRY(furlong_arena_keep(t->f, FURLONG_TAG_OPTIMIZER, disk ? FURLONG_KEEP_DISK : FURLONG_KEEP_IN,
-                              f->offload_train_disk_dir, err));
+    FL_TRY(furlong_arena_keep(t->f, FURLONG_TAG_OPTIMIZER,
+                              disk ? FURLONG_KEEP_DISK : FURLONG_KEEP_IN, f->offload_train_disk_dir,
+                              err));
     FL_TRY(furlong_arena_alloc(t->f, FURLONG_TAG_OPTIMIZER, -1, bytes, &m, err));
     t->m = m;
     FL_TRY(furlong_arena_alloc(t->f, FURLONG_TAG_OPTIMIZER, -1, bytes, &v, err));
@@ -375,7 +379,8 @@ static enum fl_status weights(struct trainer *t, struct fl_err *err)
 
     if (!tensors)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %u tensors", t->layout->n);
-    enum fl_status st = furlong_weights_offer(t->f, "policy", tensors, t->layout->n, &o, &t->weights, err);
+    enum fl_status st =
+        furlong_weights_offer(t->f, "policy", tensors, t->layout->n, &o, &t->weights, err);
     free(tensors);
     FL_TRY(st);
     point_next(t); /* a new offer is begun */
@@ -387,7 +392,8 @@ static enum fl_status weights(struct trainer *t, struct fl_err *err)
 static uint32_t threads(const struct trainer *t)
 {
     enum { MOST = 8 };
-    long cores = sysconf(_SC_NPROCESSORS_ONLN), each = cores / (t->seat->local_world ? t->seat->local_world : 1);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN),
+         each = cores / (t->seat->local_world ? t->seat->local_world : 1);
 
     if (t->args.flags.train_threads)
         return (uint32_t)t->args.flags.train_threads;

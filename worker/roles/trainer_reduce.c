@@ -37,15 +37,16 @@ static enum fl_status gather_check(const struct trainer *t, const struct furlong
     json_decref(o);
     FL_TRY(st);
     if ((uint64_t)v != version || (uint32_t)p != part || ev->blob_bytes != bytes)
-        return fl_fail(err, FL_STALE,
-                       "reduce of version %jd part %jd with %zu bytes: rank 0 is at version %ju part %u "
-                       "with %zu", (intmax_t)v, (intmax_t)p, ev->blob_bytes, (uintmax_t)version, part,
-                       bytes);
+        return fl_fail(
+            err, FL_STALE,
+            "reduce of version %jd part %jd with %zu bytes: rank 0 is at version %ju part %u "
+            "with %zu",
+            (intmax_t)v, (intmax_t)p, ev->blob_bytes, (uintmax_t)version, part, bytes);
     return FL_OK;
 }
 
-static enum fl_status gather_one(struct trainer *t, struct gather *g, uint64_t version, uint32_t part,
-                                 size_t bytes, uint32_t wait_ms, struct fl_err *err)
+static enum fl_status gather_one(struct trainer *t, struct gather *g, uint64_t version,
+                                 uint32_t part, size_t bytes, uint32_t wait_ms, struct fl_err *err)
 {
     struct furlong_event ev;
     struct fl_err why;
@@ -65,8 +66,8 @@ static enum fl_status gather_one(struct trainer *t, struct gather *g, uint64_t v
     return FL_OK;
 }
 
-static enum fl_status gather_all(struct trainer *t, struct gather *g, uint64_t version, uint32_t part,
-                                 size_t bytes, struct fl_err *err)
+static enum fl_status gather_all(struct trainer *t, struct gather *g, uint64_t version,
+                                 uint32_t part, size_t bytes, struct fl_err *err)
 {
     double due = role_now_s() + t->args.flags.silence_timeout_s;
 
@@ -93,8 +94,8 @@ static enum fl_status at_root(struct trainer *t, uint64_t version, uint32_t part
 {
     uint32_t world = t->seat->world;
     struct gather g = { calloc(world, sizeof(*g.calls)), calloc(world, sizeof(*g.sums)), 0 };
-    enum fl_status st = g.calls && g.sums ? FL_OK :
-                                            fl_fail(err, FL_EXHAUSTED, "no memory for %u ranks", world);
+    enum fl_status st =
+        g.calls && g.sums ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for %u ranks", world);
 
     if (st == FL_OK)
         st = gather_all(t, &g, version, part, bytes, err);
@@ -121,17 +122,18 @@ static enum fl_status at_leaf(struct trainer *t, uint64_t version, uint32_t part
     struct furlong_peer *root;
     struct furlong_answer answer = { 0 };
     char body[96];
-    int len = snprintf(body, sizeof(body), "{\"rank\":%u,\"version\":%ju,\"part\":%u}", t->seat->rank,
-                       (uintmax_t)version, part);
+    int len = snprintf(body, sizeof(body), "{\"rank\":%u,\"version\":%ju,\"part\":%u}",
+                       t->seat->rank, (uintmax_t)version, part);
     struct furlong_data d = { body, (size_t)len, sum, bytes };
 
     FL_TRY(furlong_peer(t->f, t->seat->role, 0, &root, err));
     FL_TRY(furlong_ask(root, TRAINER_LANE, "reduce", &d,
                        (uint32_t)(t->args.flags.silence_timeout_s * 1000), &answer, err));
-    enum fl_status st = answer.blob_bytes == bytes ?
-                            FL_OK :
-                            fl_fail(err, FL_CORRUPT, "trainer rank 0 answered reduce with %zu bytes, not %zu",
-                                    answer.blob_bytes, bytes);
+    enum fl_status st =
+        answer.blob_bytes == bytes
+            ? FL_OK
+            : fl_fail(err, FL_CORRUPT, "trainer rank 0 answered reduce with %zu bytes, not %zu",
+                      answer.blob_bytes, bytes);
 
     if (st == FL_OK)
         memcpy(sum, answer.blob, bytes);
@@ -146,6 +148,6 @@ enum fl_status trainer_reduce(struct trainer *t, uint64_t version, uint32_t part
         return fl_fail_errno(err, "reduce");
     if (t->seat->world == 1)
         return FL_OK;
-    return t->seat->rank == 0 ? at_root(t, version, part, sum, bytes, err) :
-                                at_leaf(t, version, part, sum, bytes, err);
+    return t->seat->rank == 0 ? at_root(t, version, part, sum, bytes, err)
+                              : at_leaf(t, version, part, sum, bytes, err);
 }
