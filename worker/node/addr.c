@@ -159,6 +159,13 @@ enum fl_status node_addr_find(const char *asked, const char *head, struct node_a
     return FL_OK;
 }
 
+enum fl_status node_addr_check(const char *head, struct fl_err *err)
+{
+    char host[256], port[8];
+
+    return split(head, host, port, err);
+}
+
 static bool port_is_free(const char *addr, uint16_t port)
 {
     struct sockaddr_in v4 = { .sin_family = AF_INET, .sin_port = htons(port) };

@@ -13,6 +13,7 @@ struct node_addr {
  * the host's name nor the first interface is asked. Names are looked up: this blocks. */
 enum fl_status node_addr_find(const char *asked, const char *head, struct node_addr *out,
                               struct fl_err *err);
+enum fl_status node_addr_check(const char *head, struct fl_err *err); /* is that HOST:PORT? no look-up */
 /* A port of that address that nobody listens at now, from *from on; *from moves behind it. It is
  * not held. FL_EXHAUSTED: none. */
 enum fl_status node_port_free(const char *addr, uint16_t *from, uint16_t *out, struct fl_err *err);

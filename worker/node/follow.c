@@ -100,7 +100,7 @@ enum fl_status node_tail_create(struct node *n, struct tail **out, struct fl_err
     t->tick.fire = on_tick;
     t->fd = FL_FAULT("node.inotify") ? -1 : inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     if (t->fd < 0) {
-        fl_warn("outputs are looked at every %d ms, inotify gives nothing why=%s", TICK_MS,
+        fl_warn("outputs are looked at every %d ms, inotify gives nothing why=\"%s\"", TICK_MS,
                 strerror(errno));
         *out = t;
         return FL_OK;
@@ -134,7 +134,8 @@ static void pushed_write(const struct worker *w)
     uint64_t at[4] = { w->out.offset, w->out.shift, w->err.offset, w->err.shift };
 
     if (pwrite(w->pushed_fd, at, sizeof(at), 0) != sizeof(at))
-        fl_warn("progress of an output not written worker=\"%s\" why=%s", w->name, strerror(errno));
+        fl_warn("progress of an output not written worker=\"%s\" why=\"%s\"", w->name,
+                strerror(errno));
 }
 
 enum fl_status node_follow_open(struct worker *w, struct fl_err *err)

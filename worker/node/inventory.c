@@ -294,7 +294,7 @@ static enum fl_status devices(const struct node_config *cfg, const char *visible
     if (nvml_open(nvml_lib, nvml, &why) == FL_OK)
         FL_TRY(nvml_list(*nvml, gpus, &n, err));
     else
-        fl_debug("no GPUs by NVML why=%s", why.text);
+        fl_debug("no GPUs by NVML why=\"%s\"", why.text);
     if (n)
         return devices_real(cfg, &v, gpus, n, inv, err);
     return cfg->gpus > 0 ? devices_logical(cfg, &v, inv, err) : FL_OK;

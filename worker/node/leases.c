@@ -318,7 +318,7 @@ static void store_or_say(const struct leases *s)
     struct fl_err err;
 
     if (store(s, &err) != FL_OK)
-        fl_warn("leases not written why=%s", err.text);
+        fl_warn("leases not written why=\"%s\"", err.text);
 }
 
 void node_leases_sweep(struct leases *s)

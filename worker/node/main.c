@@ -31,7 +31,7 @@ static void say_failed(int64_t fd, const struct fl_err *err)
         (void)!write((int)fd, "\n", 1);
         close((int)fd);
     }
-    fl_error("daemon fails why=%s", err->text);
+    fl_error("daemon fails why=\"%s\"", err->text);
     free(text);
     json_decref(line);
 }

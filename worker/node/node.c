@@ -288,6 +288,7 @@ static enum fl_status begin(struct node *n, struct fl_err *err)
     char line[256];
 
     FL_TRY(take_name(n, err));
+    FL_TRY(node_addr_check(n->cfg.address, err));
     if (n->cfg.ip) {
         FL_TRY(node_addr_find(n->cfg.ip, n->cfg.address, &n->addr, err));
         fl_info("own address=%s interface=%s: as asked", n->addr.text, n->addr.iface);

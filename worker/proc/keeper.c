@@ -90,7 +90,7 @@ static bool take_record(struct proc *p)
 
     p->exit.who = who;
     if (st != FL_OK && st != FL_NOT_FOUND)
-        fl_warn("exit record unreadable why=%s", err.text);
+        fl_warn("exit record unreadable why=\"%s\"", err.text);
     return st == FL_OK;
 }
 
@@ -138,7 +138,7 @@ static void on_lost_over(void *arg, unsigned ended, unsigned left)
         fl_str_add(&why, ", %u could not be", left);
     add_complaint(p, &why);
     if (proc_record_write(p->dir, &p->exit, &err) != FL_OK)
-        fl_warn("exit record not written why=%s", err.text); /* a next start looks again */
+        fl_warn("exit record not written why=\"%s\"", err.text); /* a next start looks again */
     fl_post(p->loop, &p->later); /* not from inside the walk's own timer */
 }
 
@@ -155,7 +155,7 @@ static void keeper_is_lost(struct proc *p)
     if (proc_lost_start(p->loop, p->dir, p->mark, p->keeper_pid,
                         fl_loop_now_ns(p->loop) + LOST_FOR_MS * 1000000ull, on_lost_over, p,
                         &p->lost, &err) != FL_OK) {
-        fl_error("tree not ended why=%s", err.text);
+        fl_error("tree not ended why=\"%s\"", err.text);
         fl_timer_arm_in(p->loop, &p->find, FIND_FOR_MS); /* again when there is memory */
     }
 }
@@ -244,7 +244,7 @@ static void send_stop(struct proc *p)
     form_put_u64(&f, FORM_TERM_MS, p->term_ms);
     form_put_text(&f, FORM_WHY, p->stop_text);
     if (!form_end(&f) || send(p->control_fd, f.data, f.len, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-        fl_warn("stop not sent keeper=%d why=%s", p->keeper_pid, strerror(errno));
+        fl_warn("stop not sent keeper=%d why=\"%s\"", p->keeper_pid, strerror(errno));
     form_fini(&f);
     fl_timer_arm_in(p->loop, &p->overdue, (uint64_t)p->term_ms + p->kill_ms + SLACK_MS);
 }
