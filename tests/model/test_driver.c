@@ -192,7 +192,7 @@ static const struct drv_ops fake_ops = {
     fake_restart, fake_wait, fake_record, fake_now, fake_finish,
 };
 
-static struct rig *rig_up(const char *flags, uint32_t attempt)
+static struct rig *rig_new(const char *flags, uint32_t attempt)
 {
     static const char prompts[] = "{\"input\":\"ab\",\"label\":\"c\"}\n{\"input\":\"ba\",\"label\":\"c\"}\n";
     struct rig *r = calloc(1, sizeof(*r));
@@ -214,6 +214,14 @@ static struct rig *rig_up(const char *flags, uint32_t attempt)
     r->d.opts.program = "driver";
     train_flags_tables(&r->d.flags, r->d.opts.tables);
     t_ok(train_flags_parse(&r->d.flags, &r->d.opts, argc, r->argv, &err), &err);
+    return r;
+}
+
+static struct rig *rig_up(const char *flags, uint32_t attempt)
+{
+    struct rig *r = rig_new(flags, attempt);
+    struct fl_err err;
+
     t_ok(drv_setup(&r->d, &err), &err);
     return r;
 }
@@ -460,6 +468,22 @@ static void ci_test_stops(void **state)
     rig_down(r);
 }
 
+static void an_earlier_run_is_in_the_way(void **state)
+{
+    struct fl_err err;
+
+    (void)state;
+    run_dir_clear();
+    struct rig *r = rig_up("--num-rollout 4 --save-interval 2", 1);
+    t_ok(drv_run(&r->d, &err), &err);
+    rig_down(r);
+    r = rig_new("--num-rollout 4", 1);
+    t_refused(drv_setup(&r->d, &err), FL_EXISTS, &err);
+    t_has(err.text, "step 4");
+    t_has(err.text, "--load");
+    rig_down(r);
+}
+
 /* ---- records ---------------------------------------------------------------------------------- */
 static void fields(void **state)
 {
@@ -564,7 +588,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(columns),       cmocka_unit_test(side_by_side), cmocka_unit_test(goes_on),
-        cmocka_unit_test(gives_up),      cmocka_unit_test(comes_back),   cmocka_unit_test(ci_test_stops),
+        cmocka_unit_test(gives_up),      cmocka_unit_test(comes_back), cmocka_unit_test(an_earlier_run_is_in_the_way),   cmocka_unit_test(ci_test_stops),
         cmocka_unit_test(fields),        cmocka_unit_test(a_torn_record), cmocka_unit_test(advice),
     };
 

@@ -159,6 +159,25 @@ static enum fl_status folders(struct driver *d, struct fl_err *err)
     return FL_OK;
 }
 
+/* What an earlier run left in the folder would be taken for this run's own after a failure. */
+static enum fl_status no_others(const struct driver *d, struct fl_err *err)
+{
+    char newest[1024];
+    struct ckpt_state there, from = { 0 };
+
+    if (d->attempt > 1 || ckpt_newest(d->save_dir, newest, NULL) != FL_OK ||
+        ckpt_state_read(newest, &there, NULL) != FL_OK)
+        return FL_OK;
+    if (*d->load_dir)
+        FL_TRY(ckpt_state_read(d->load_dir, &from, err));
+    if (there.step <= from.step)
+        return FL_OK;
+    return fl_fail(err, FL_EXISTS,
+                   "%s holds step %ju of an earlier run: --load %s goes on from it, another --run-dir or "
+                   "--save begins anew",
+                   d->save_dir, (uintmax_t)there.step, d->save_dir);
+}
+
 /* --load names a checkpoint, or a folder of them; its seed goes on unless another one was given. */
 static enum fl_status resume_point(struct driver *d, struct fl_err *err)
 {
@@ -202,7 +221,8 @@ enum fl_status drv_setup(struct driver *d, struct fl_err *err)
         d->n_steps =
             ((uint64_t)f->num_epoch * d->prompts->n + (uint64_t)f->rollout_batch_size - 1) /
             (uint64_t)f->rollout_batch_size;
-    return folders(d, err);
+    FL_TRY(folders(d, err));
+    return no_others(d, err);
 }
 
 void drv_fini(struct driver *d)
