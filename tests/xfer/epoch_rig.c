@@ -418,8 +418,13 @@ struct rig_proc *rig_restart(struct rig_proc *p)
 
 void rig_turn(struct rig *r)
 {
-    if (fl_loop_turn(r->loop, 0) == 0 && fl_loop_turn(r->loop, 1) == 0)
-        fl_loop_pass(r->loop, &r->clock, 1000000);
+    enum { LONG_IDLE = 8, SHORT_MS = 1, LONG_MS = 200 }; /* threads have had their time by then */
+
+    if (fl_loop_turn(r->loop, 0) || fl_loop_turn(r->loop, 1)) {
+        r->idle = 0;
+        return;
+    }
+    fl_loop_pass(r->loop, &r->clock, (++r->idle < LONG_IDLE ? SHORT_MS : LONG_MS) * 1000000);
 }
 
 void rig_pass(struct rig *r, uint64_t ms)

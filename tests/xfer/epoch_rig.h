@@ -70,6 +70,7 @@ struct rig {
     struct xfer_report rep;
     uint8_t *model[64]; /* the reference, by version */
     int fds_before;
+    unsigned idle;
 };
 void rig_init(struct rig *r, const struct rig_opts *o);
 void rig_fini(struct rig *r); /* checks that no descriptor is left */
@@ -79,7 +80,7 @@ void rig_coord(struct rig *r, uint32_t attempt); /* replaces the one that is the
 void rig_kill(struct rig_proc *p, bool tell);    /* its streams break; tell: the driver hears of it */
 struct rig_proc *rig_restart(struct rig_proc *p); /* the next attempt of the same seat */
 
-/* One turn; while nothing happens the clock goes on by a millisecond. */
+/* One turn; while nothing happens the clock goes on, by a millisecond at first, then faster. */
 void rig_turn(struct rig *r);
 #define rig_until(r, cond)                                                                        \
     do {                                                                                          \

@@ -181,7 +181,7 @@ static void a_bad_bucket_at_one_engine(void **state)
     left = r.rep.left[0];
     t_int_eq(left.why.status, FL_CORRUPT, "%s", left.why.text);
     t_has(left.why.text, "rollout");
-    t_has(left.why.text, "1 buckets, first");
+    t_has(left.why.text, "(1 buckets, 1 tensors)");
     t_int_eq(serves(rig_engine(&r, left.party, 0)), 1, "it serves on");
     t_int_eq(serves(rig_engine(&r, 1 - left.party, 0)), 2);
     rig_check(&r);

@@ -25,6 +25,10 @@ static const struct mode_row mode_rows[] = {
     { "broadcast, shm",         XFER_BROADCAST, { .n_sources = 1, .n_engines = 3 } },
     { "broadcast, tcp",         XFER_BROADCAST, { .n_sources = 1, .n_engines = 2, .addr_of_engines = "127.0.0.2" } },
     { "p2p, tcp",               XFER_P2P,       { .n_sources = 2, .n_engines = 2, .addr_of_engines = "127.0.0.2" } },
+    { "disk-delta",             XFER_DISK_DELTA,{ .n_sources = 1, .n_engines = 2 } },
+    { "disk-delta, one slot",   XFER_DISK_DELTA,{ .n_sources = 1, .n_engines = 1, .slots = XFER_ONE_SLOT } },
+    { "disk-delta, engine of 2",XFER_DISK_DELTA,{ .n_sources = 1, .n_engines = 1, .ranks = 2 } },
+    { "disk-delta, replicas",   XFER_DISK_DELTA,{ .n_sources = 2, .n_engines = 1 } },
     { "auto",                   XFER_AUTO,      { .n_sources = 1, .n_engines = 2 } },
 };
 /* clang-format on */
@@ -35,9 +39,15 @@ static void each_mode(void **state)
     (void)state;
     for (size_t i = 0; i < FL_LEN(mode_rows); i++) {
         const struct mode_row *w = &mode_rows[i];
+        struct rig_opts o = w->o;
+        char delta[32], local[32];
         struct rig r;
 
-        rig_init(&r, &w->o);
+        snprintf(delta, sizeof(delta), "delta-%zu", i);
+        snprintf(local, sizeof(local), "local-%zu", i);
+        o.delta_dir = t_path(delta);
+        o.local_dir = t_path(local);
+        rig_init(&r, &o);
         for (uint64_t v = 0; v < 5; v++) {
             rig_next(&r, v);
             t_true(rig_update(&r, w->mode, v) == FL_OK, "%s, version %" PRIu64 ": %s", w->name, v, r.err.text);
@@ -49,6 +59,48 @@ static void each_mode(void **state)
         }
         rig_fini(&r);
     }
+}
+
+/* An old number with other bytes goes to a folder of its own, and the copy of it is another one. */
+static void a_delta_trainer_that_went_back(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .delta_dir = t_path("back"),
+                                     .local_dir = t_path("back-local") });
+    for (uint64_t v = 1; v < 4; v++) {
+        rig_next(&r, v);
+        t_ok(rig_update(&r, XFER_DISK_DELTA, v), &r.err);
+    }
+    t_ok(rig_begin(&r, 2, 5000), &r.err);
+    rig_write(rig_source(&r, 0), 9);
+    rig_publish(&r, 2);
+    t_ok(rig_update(&r, XFER_DISK_DELTA, 2), &r.err);
+    rig_next(&r, 3);
+    t_ok(rig_update(&r, XFER_DISK_DELTA, 3), &r.err);
+    rig_check_all_serve(&r, 3);
+    rig_fini(&r);
+}
+
+/* The same version once more, for an engine that came later. */
+static void a_delta_is_written_once(void **state)
+{
+    struct rig r;
+    struct xfer_request q = { .kind = XFER_FILL, .mode = XFER_DISK_DELTA, .party = 1, .due_ns = UINT64_MAX };
+
+    (void)state;
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2, .delta_dir = t_path("once"),
+                                     .local_dir = t_path("once-local") });
+    rig_next(&r, 1);
+    t_ok(rig_update(&r, XFER_DISK_DELTA, 1), &r.err);
+    rig_next(&r, 2);
+    t_ok(rig_update(&r, XFER_DISK_DELTA, 2), &r.err);
+    rig_kill(rig_engine(&r, 1, 0), true);
+    rig_restart(rig_engine(&r, 1, 0));
+    t_ok(rig_run(&r, &q), &r.err);
+    rig_check_all_serve(&r, 2);
+    rig_fini(&r);
 }
 
 static void nothing_to_do_is_done(void **state)
@@ -72,6 +124,8 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mode),
+        cmocka_unit_test(a_delta_trainer_that_went_back),
+        cmocka_unit_test(a_delta_is_written_once),
         cmocka_unit_test(nothing_to_do_is_done),
     };
 

@@ -134,7 +134,8 @@ static void grant_over(void *arg, enum fl_status st, const struct fl_err *err)
 
 static bool reads_slot(const struct co_member *m, const struct co_member *source)
 {
-    return !m->source && !m->gone && m->known && m->st.maps && m->st.maps_slot == source->wants_slot &&
+    return !m->source && !m->gone && m->known && m->st.maps &&
+           (m->st.maps_slot == source->wants_slot || m->st.maps_slot == XFER_ANY_SLOT) &&
            fl_seat_ref_same(&m->st.maps_who, &source->me.who);
 }
 
@@ -152,10 +153,13 @@ static void heard_open(struct co_member *m, enum fl_status st, const struct wire
         return;
     }
     if (st == FL_OK && co_note_state(m, reply, &err))
-        st = m->st.maps ? fl_fail(&err, FL_AGAIN, "still serves from slot %u", m->st.maps_slot) : FL_OK;
+        st = reads_slot(m, m->c->granting) ? FL_AGAIN : FL_OK;
     else if (st == FL_OK)
         st = err.status;
-    co_in(m, st, &err);
+    if (st == FL_AGAIN)
+        co_again(m, m->ask);
+    else
+        co_in(m, st, &err);
 }
 
 static void ask_open(struct co_member *m)
@@ -172,7 +176,8 @@ static void ask_open(struct co_member *m)
     b.slots = XFER_ONE_SLOT;
     b.number = c->granting->wants_number;
     b.plan = b.part = msg_hash(none);
-    b.has_open = b.open = true;
+    b.has_open = b.open = b.has_open_slot = true;
+    b.open_slot = c->granting->wants_slot;
     fl_muster_at(c->muster, m->muster_at, "reads slot %u of %s", c->granting->wants_slot, c->granting->me.name);
     co_call(m, FL_XFER_BEGIN, &b.base, (struct fl_bytes){ 0 }, c->granting->wants_due_ns, heard_open);
 }
@@ -190,6 +195,12 @@ static void opened_over(void *arg, enum fl_status st, const struct fl_err *err)
     grant_say(c, &why);
 }
 
+/* It has just said what it reads, or was at rest when it was last heard and cannot have moved since. */
+static bool is_settled(const struct co_member *m)
+{
+    return m->fresh || (m->known && !m->st.maps && (m->st.state == RX_EMPTY || m->st.state == RX_SERVING));
+}
+
 static void reported_over(void *arg, enum fl_status st, const struct fl_err *err)
 {
     struct xfer_coord *c = arg;
@@ -199,7 +210,7 @@ static void reported_over(void *arg, enum fl_status st, const struct fl_err *err
     (void)st;
     (void)err;
     for (const struct co_member *m = c->members; m; m = m->next) {
-        if (!m->source && !m->gone && !m->known && why.status == FL_OK)
+        if (!m->source && !m->gone && !is_settled(m) && why.status == FL_OK)
             fl_fail(&why, FL_TIMEOUT, "begin of version %" PRIu64 ": %s does not say whether it reads slot %u of %s",
                     c->granting->wants_number, m->me.name, c->granting->wants_slot, c->granting->me.name);
         if (!m->gone && m->known && m->st.seen.attempt == c->o.attempt && m->st.seen.seq > c->epoch.seq)

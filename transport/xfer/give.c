@@ -355,6 +355,8 @@ static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__
         else if (ge->owns)
             st = line_open(g->port->loop, ops, places, (unsigned)t->n_members, t->self, NULL, key, &edge_lines,
                            ge, &ge->line, err);
+        if (ge->owns && ge->line && !ge->line->serial)
+            ge->line->serial = ++g->serials;
     }
     ge->owns = ge->owns && ge->line;
     free(places);
@@ -524,7 +526,14 @@ static enum fl_status asked_now(const struct give *g, const Fl__XferEpoch *epoch
     return FL_OK;
 }
 
-static void key_reply(struct give *g, struct call_req *req, uint32_t mem, const struct link_key *key)
+/* Memory and line together: a key is good as long as the line that made it, and so is a mapping. */
+static uint64_t key_id(const struct give *g, const struct line *ln, uint32_t mem)
+{
+    return ln->serial << 32 | (uint64_t)g->slot.gen << 16 | mem;
+}
+
+static void key_reply(struct give *g, struct call_req *req, const struct line *ln, uint32_t mem,
+                      const struct link_key *key)
 {
     Fl__XferKeyIs r = FL__XFER_KEY_IS__INIT;
     Fl__XferVersion v;
@@ -532,7 +541,7 @@ static void key_reply(struct give *g, struct call_req *req, uint32_t mem, const 
     struct fl_err err = { 0 };
 
     msg_version(&g->version, &v);
-    r.id = g->slot.id + mem;
+    r.id = key_id(g, ln, mem);
     r.bytes = g->slot.mems[mem].bytes;
     r.slot = g->slot.index;
     r.version = &v;
@@ -562,16 +571,16 @@ void give_key(struct give *g, struct call_req *req, const Fl__XferKey *k)
         call_fail(req, &err);
         return;
     }
-    for (size_t i = 0; i < k->n_have; i++)
-        if (k->have[i] == g->slot.id + k->mem) {
-            key_reply(g, req, k->mem, NULL);
+    ln = k->edge < g->n_edges ? g->edges[k->edge].line : NULL;
+    for (size_t i = 0; ln && i < k->n_have; i++)
+        if (k->have[i] == key_id(g, ln, k->mem)) {
+            key_reply(g, req, ln, k->mem, NULL);
             return;
         }
-    ln = k->edge < g->n_edges ? g->edges[k->edge].line : NULL;
     if (!ln)
         fl_fail(&err, FL_INVALID, "%s has no link open for edge %u", g->name, k->edge);
     else if (ln->ops->share(ln->k, &g->slot.mems[k->mem], &key, &err) == FL_OK) {
-        key_reply(g, req, k->mem, &key);
+        key_reply(g, req, ln, k->mem, &key);
         return;
     }
     call_fail(req, &err);

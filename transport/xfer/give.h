@@ -12,7 +12,7 @@ enum { GIVE_LINES_KEPT = 64, GIVE_WINDOW = 4 };
 struct give_slot { /* what is given */
     const struct link_mem *mems; /* have->n_mems */
     uint32_t index;
-    uint64_t id; /* not the same for any two memories of this process: peers keep mappings by it */
+    uint16_t gen; /* not the same for any two memories of this process: peers keep mappings by it */
     uint64_t number;
 };
 struct give_edge;
@@ -40,6 +40,7 @@ struct give {
     size_t n_edges;
     struct line *kept[GIVE_LINES_KEPT];
     bool passing; /* the memory may go after the epoch: no line that reads it stays open */
+    uint32_t serials;
     unsigned in_work; /* checks on the pool, which read the slot */
     struct call_req *begin_req, *end_req;
     struct xfer_state end_state;

@@ -18,6 +18,7 @@ struct line {
     struct link *k;
     enum line_state state;
     uint64_t key[2]; /* of members and link: line_key() */
+    uint64_t serial; /* of the giver: keys are good with the line that made them */
     uint8_t ticket[256];
     unsigned n_members, self;
     const struct line_user *user;

@@ -4,6 +4,7 @@
 #include "transport/xfer/port.h"
 #include "xfer.pb-c.h"
 
+#define XFER_ANY_SLOT UINT32_MAX
 enum { XFER_NAMED_BAD = 64 }; /* bad buckets and tensors that a report names */
 
 struct xfer_state { /* XferReport, decoded */

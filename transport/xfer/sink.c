@@ -263,7 +263,7 @@ static enum fl_status give_slot_of(void *arg, const struct xfer_version *want, s
     if (s->view.slot < 0)
         return fl_fail(err, FL_UNSUPPORTED, "%s serves from another's pages and gives none on", s->me.name);
     *out = (struct give_slot){ .mems = &s->slot[s->view.slot], .index = (uint32_t)s->view.slot,
-                               .id = s->slot_gen[s->view.slot] << 16, .number = s->serving.number };
+                               .gen = (uint16_t)s->slot_gen[s->view.slot], .number = s->serving.number };
     return FL_OK;
 }
 

@@ -7,8 +7,19 @@
 
 /* ---- reports, and requests that wait ---- */
 
+/* Pages of a source that are not read yet and may be without another word of the coordinator, or are
+ * about to be: a flip cannot be stopped, and a dirty engine flips when it has verified. */
+static bool may_come_to_read(const struct xfer_sink *s)
+{
+    return s->take && take_shares(s->take) &&
+           (s->rx.state == RX_STAGING || s->rx.state == RX_VERIFIED || s->rx.state == RX_COMMITTING ||
+            (s->rx.state == RX_DIRTY && sink_busy(s)));
+}
+
 void sink_state(const struct xfer_sink *s, struct xfer_state *out)
 {
+    bool soon = may_come_to_read(s);
+
     *out = (struct xfer_state){ .who = s->me.who,
                                 .party = s->me.party,
                                 .seen = s->rx.seen,
@@ -25,9 +36,9 @@ void sink_state(const struct xfer_sink *s, struct xfer_state *out)
                                 .offloaded = s->offloaded,
                                 .one_slot = s->slots == XFER_ONE_SLOT,
                                 .held = s->held,
-                                .maps = s->view.n_reaches > 0,
-                                .maps_who = s->view.maps_who,
-                                .maps_slot = s->view.maps_slot,
+                                .maps = soon || s->view.n_reaches > 0,
+                                .maps_who = soon ? take_giver(s->take, 0)->who : s->view.maps_who,
+                                .maps_slot = soon ? XFER_ANY_SLOT : s->view.maps_slot,
                                 .why = s->bad.why,
                                 .source_at_fault = s->bad.source_at_fault,
                                 .n_bad_buckets = s->bad.n_buckets,
@@ -349,7 +360,11 @@ static void serve_begin(struct xfer_sink *s, struct call_req *req, const Fl__Xfe
     enum rx_act act = RX_DO_NOTHING;
     int slot = s->stage_slot;
 
-    if (s->offloaded && xfer_epoch_cmp(&e, &s->rx.seen) > 0)
+    if (b->open && !may_come_to_read(s) && !s->pausing && !(s->view.n_reaches && s->view.maps_slot == b->open_slot)) {
+        reply_state(s, req); /* nothing to give up */
+        return;
+    }
+    if (s->offloaded && !b->open && xfer_epoch_cmp(&e, &s->rx.seen) > 0)
         fl_fail(&err, FL_AGAIN, "the weights of %s are offloaded", s->me.name);
     else if (gives_way(s, &e))
         fl_fail(&err, FL_AGAIN, "%s ends an older epoch first", s->me.name);

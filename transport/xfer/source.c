@@ -263,7 +263,7 @@ static enum fl_status give_slot_of(void *arg, const struct xfer_version *want, s
                        s->published, want->number);
     s->was_read = true;
     *out = (struct give_slot){ .mems = &s->mem[s->published_slot], .index = s->published_slot,
-                               .id = (uint64_t)(s->published_slot + 1) << 16, .number = s->published };
+                               .gen = (uint16_t)(s->published_slot + 1), .number = s->published };
     return FL_OK;
 }
 

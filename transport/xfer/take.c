@@ -4,6 +4,7 @@
 #include <string.h>
 #include "common/base/fault.h"
 #include "common/base/id.h"
+#include "common/base/str.h"
 #include "common/proto/methods.h"
 #include "transport/xfer/delta.h"
 
@@ -369,22 +370,20 @@ static void disk_work(struct fl_work *w)
 {
     struct take_edge *te = container_of(w, struct take_edge, disk);
     struct take *t = te->take;
+    const struct xfer_bucket *first = &t->o.part->buckets[te->e->first_bucket], *last = first + te->e->n_buckets - 1;
+    size_t n = last->first_seg + last->n_segs - first->first_seg; /* an edge's segments lie together */
 
-    for (uint32_t i = 0; i < te->e->n_buckets && te->window[0].op.err.status == FL_OK; i++) {
-        const struct xfer_bucket *b = &t->o.part->buckets[te->e->first_bucket + i];
-
-        memset(t->digests[b->first_seg], 0, b->n_segs * sizeof(t->digests[0]));
-        (void)delta_take(t->o.delta_dir, t->o.local_dir, t->o.target.number, t->o.part,
-                         &t->o.part->segs[b->first_seg], b->n_segs, t->o.slot.addr, &t->digests[b->first_seg],
-                         &te->window[0].op.err);
-    }
+    memset(t->digests[first->first_seg], 0, n * sizeof(t->digests[0]));
+    (void)delta_take(t->delta_dir, t->o.local_dir, t->o.target.number, t->o.part,
+                     &t->o.part->segs[first->first_seg], n, t->o.slot.addr, &t->digests[first->first_seg],
+                     &te->disk_err);
 }
 
 static void disk_done(struct fl_work *w, enum fl_status st)
 {
     struct take_edge *te = container_of(w, struct take_edge, disk);
     struct take *t = te->take;
-    struct fl_err *err = &te->window[0].op.err;
+    struct fl_err *err = &te->disk_err;
 
     t->in_work--;
     if (st != FL_OK)
@@ -405,7 +404,7 @@ static void edge_disk(struct take_edge *te)
 {
     struct fl_err err = { 0 };
 
-    if (!te->take->o.delta_dir || !te->take->o.local_dir) {
+    if (!te->take->delta_dir[0] || !te->take->o.local_dir) {
         fl_fail(&err, FL_UNSUPPORTED, "disk-delta needs a shared folder and one for this host's copy");
         take_fail(te->take, te, te->e->first_bucket, FL_UNSUPPORTED, &err);
         return;
@@ -461,6 +460,9 @@ static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k, con
         free(rm);
         return err->status;
     }
+    for (struct reach_mem *old = te->reach->mems; old; old = old->next) /* the same memory by an older key */
+        if ((uint32_t)old->id == (uint32_t)k->id && fl_seat_ref_same(&old->who, &te->team->members[0].who))
+            old->passing = true;
     rm->id = k->id;
     rm->who = te->team->members[0].who;
     rm->passing = k->passing;
@@ -684,7 +686,7 @@ void take_start(struct take *t)
         struct take_edge *te = &t->edges[i];
         struct fl_err err = { 0 };
 
-        if (te->in)
+        if (te->in || te->e->n_buckets == 0)
             continue;
         if (take_disk(te))
             edge_disk(te);
@@ -732,6 +734,10 @@ enum fl_status take_create(const struct take_opts *o, struct take **out, struct 
         return fl_fail(err, FL_EXHAUSTED, "no memory to take weights");
     }
     t->o = *o;
+    if (o->delta_dir && !FL_COPY(t->delta_dir, o->delta_dir)) {
+        take_destroy(t);
+        return fl_fail(err, FL_INVALID, "the path %s is too long", o->delta_dir);
+    }
     t->quiet_back.run = quiet_run;
     t->all_back.run = all_run;
     if (!take_arrays(t)) {
@@ -753,7 +759,7 @@ bool take_same(const struct take *t, const uint64_t plan[2], const struct xfer_v
 
 bool take_inherit(struct take *t, const struct take *ledger)
 {
-    if (!take_same(ledger, t->o.plan, &t->o.target) || ledger->o.part->n_buckets != t->o.part->n_buckets ||
+    if (take_shares(t) || !take_same(ledger, t->o.plan, &t->o.target) || ledger->o.part->n_buckets != t->o.part->n_buckets ||
         ledger->o.part->n_segs != t->o.part->n_segs || ledger->o.slot.addr != t->o.slot.addr)
         return false;
     for (size_t i = 0; i < t->o.part->n_edges; i++) {

@@ -64,7 +64,7 @@ struct take_opts {
     struct take_team *teams;        /* of each edge; taken */
     struct link_mem slot;           /* not in share mode */
     bool check_equal;
-    const char *delta_dir, *local_dir;
+    const char *delta_dir, *local_dir; /* the first is copied, the other stays the owner's */
     const struct take_user *user;
     void *arg;
 };

@@ -6,6 +6,7 @@
  * none differs, the source's memory is not what it published. Replicas of part of a tensor are in
  * nobody's sum and are compared with the giver's always. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/proto/methods.h"
@@ -28,12 +29,14 @@ static void say_bad(struct take *t, enum fl_status st, const char *what)
     struct take_bad *b = &t->found;
     const struct xfer_plan *p = t->o.part;
     const char *name = b->n_tensors ? p->tensors[b->tensors[0]].name : "?";
+    char bucket[48] = "";
 
     t->over = t->done = true;
     verified(t);
-    fl_fail(&b->why, st, "%s: %s of epoch %u.%u, %u tensors, first %s, %u buckets, first %u of %zu", t->o.name,
-            what, t->o.epoch.attempt, t->o.epoch.seq, b->n_tensors, name, b->n_buckets,
-            b->n_buckets ? b->buckets[0] + 1 : 0, p->n_buckets);
+    if (b->n_buckets)
+        snprintf(bucket, sizeof(bucket), ", bucket %u of %zu", b->buckets[0] + 1, p->n_buckets);
+    fl_fail(&b->why, st, "%s%s of epoch %u.%u, %s: %s (%u buckets, %u tensors)", t->o.name, bucket,
+            t->o.epoch.attempt, t->o.epoch.seq, name, what, b->n_buckets, b->n_tensors);
     t->o.user->bad(t->o.arg, b);
 }
 

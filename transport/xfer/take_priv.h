@@ -29,9 +29,11 @@ struct take_edge {
     struct take_op window[TAKE_WINDOW];
     struct fl_timer again;
     struct fl_work disk; /* the whole edge at once */
+    struct fl_err disk_err;
 };
 struct take {
     struct take_opts o;
+    char delta_dir[320];
     struct take_edge *edges;
     bool *in; /* the ledger, of each bucket */
     uint64_t (*digests)[2]; /* of each segment that is in */
