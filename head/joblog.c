@@ -284,6 +284,24 @@ enum fl_status joblog_push(struct job *j, const Fl__LogPush *m, const char *node
     return FL_OK;
 }
 
+void joblog_note(struct job *j, const char *fmt, ...)
+{
+    struct fl_str line = FL_STR_HEAP(2048);
+    va_list ap;
+
+    fl_str_add(&line, "furlong: ");
+    va_start(ap, fmt);
+    fl_str_addv(&line, fmt, ap);
+    va_end(ap);
+    fl_str_add(&line, "\n");
+    if (need_log(j, NULL) == FL_OK &&
+        pwrite(j->log->fd, fl_str_text(&line), line.len, (off_t)j->log->end) == (ssize_t)line.len) {
+        j->log->end += line.len; /* else it is in the head's own log all the same */
+        followers_wake(j);
+    }
+    fl_str_fini(&line);
+}
+
 /* ---- reading ---- */
 
 uint64_t joblog_end(struct job *j)

@@ -199,6 +199,9 @@ static void driver_again(struct job *j, struct seat *d)
         return;
     d->ready_ns = fl_loop_now_ns(h->loop) + wait_ms * 1000000;
     fl_metric_add(h->count.restarts, 1);
+    joblog_note(j, "%s; it starts again as attempt %u of %u in %.1f s",
+                d->rec->exit && d->rec->exit->why ? d->rec->exit->why : "the driver has ended",
+                j->rec->attempt, j->rec->driver_restarts + 1, (double)wait_ms / 1000);
     fl_info("driver starts again job=%s attempt=%u of=%u in_ms=%" PRIu64, j->rec->submission_id,
             j->rec->attempt, j->rec->driver_restarts + 1, wait_ms);
     head_kick(h);

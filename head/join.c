@@ -147,7 +147,7 @@ static void settle_lease(struct tally *t, struct lease *mine, const Fl__Lease *t
     struct fl_lease a, b;
     bool runs = theirs && runs_on(t->join, theirs->id);
     bool older = t->head->foreign_to &&
-                 (mine ? mine->rec->by->head < t->head->foreign_from : foreign(t->head, theirs));
+                 (mine ? mine->rec->by->head < t->head->foreign_to : foreign(t->head, theirs));
 
     if (mine)
         view(mine->rec, &a);
@@ -161,6 +161,8 @@ static void settle_lease(struct tally *t, struct lease *mine, const Fl__Lease *t
     case LEASE_SHOW:
         if (theirs)
             show_lease(t, theirs);
+        if (mine)
+            t->freed[t->n_freed++] = mine->id;
         return;
     case LEASE_END_WORK_THEN_FREE:
         end_work_of(t, theirs->id);
@@ -411,6 +413,42 @@ static void tell_fenced(struct head *h, struct node *n, const Fl__JoinRequest *m
     tally_fini(&t);
 }
 
+static uint32_t number_of(const ProtobufCBinaryData *job)
+{
+    const uint8_t *b = job->data;
+
+    return job->len == 4 ? (uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3]
+                         : 0;
+}
+
+/* Numbers of leases and jobs, attempts and seats of live jobs come from the journal alone: a daemon
+ * that has one which the journal has never seen shows that records are missing from it, also when
+ * the terms do not. The term from which on they are missing; 0: none is. */
+static uint64_t missing_since(struct head *h, const Fl__JoinRequest *m)
+{
+    uint64_t since = 0, before = h->first_term > 1 ? h->first_term - 1 : h->first_term;
+
+    for (size_t i = 0; i < m->n_leases; i++) {
+        const Fl__Lease *l = m->leases[i];
+
+        if (l->id > h->last_lease && memcmp(l->by->cluster.data, h->term.cluster, 16) == 0 &&
+            !foreign(h, l) && (!since || l->by->head < since))
+            since = l->by->head;
+    }
+    for (size_t i = 0; !h->foreign_to && i < m->n_workers; i++) {
+        const Fl__WorkerState *w = m->workers[i];
+        struct seat *s = seat_of(h, &w->who->worker);
+        struct job *j = job_of(h, &w->job);
+        bool missed = s   ? w->who->attempt > s->rec->who->attempt
+                      : j ? !job_over(j)
+                          : number_of(&w->job) >= (h->next_job ? h->next_job : 1);
+
+        if (missed && w->phase != FL__WORKER_PHASE__WORKER_GONE && (!since || before < since))
+            since = before;
+    }
+    return since;
+}
+
 void join_serve(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m)
 {
     struct head *h = uplink_head(u);
@@ -422,6 +460,13 @@ void join_serve(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m
     if (may_join(h, &who, m, &err) != FL_OK) {
         fl_warn("node is refused why=\"%s\"", err.text);
         call_fail(req, &err);
+        return;
+    }
+    uint64_t since = missing_since(h, m);
+    if (since) {
+        reply_refuse(req, FL_STALE,
+                     "this head's journal is older than what the node has; come back");
+        uplink_older(u, since);
         return;
     }
     struct node *n = node_find(h, &who.id);

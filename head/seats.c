@@ -121,6 +121,9 @@ void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after
     unknown.cause = EXIT_KEEPER_LOST;
     rec.exit = x ? (Fl__Exit *)(uintptr_t)x : &unknown;
     if (attempt == s->rec->ending) {
+        if (rec.exit->cause != EXIT_STOPPED &&
+            rec.exit->why) /* not by us: it had a reason of its own */
+            joblog_note(s->job, "%s; attempt %u follows", rec.exit->why, s->rec->who->attempt);
         rec.has_ending = false;
         rec.ending = 0;
     } else {
@@ -441,6 +444,11 @@ static void start(struct seat *s)
 
 /* ---- what is to be done ---- */
 
+static const char *ending(const struct seat *s)
+{
+    return s->rec->exit && s->rec->exit->why ? s->rec->exit->why : "a worker has ended";
+}
+
 static void member_over(struct head *h, struct seat *s)
 {
     struct role *r = seat_role(s);
@@ -451,12 +459,18 @@ static void member_over(struct head *h, struct seat *s)
     struct fl_err err;
 
     if (seat_wants_end(s) || !how || n >= how->restart_max) {
-        set_state(s, FL__SEAT_STATE__SEAT_CLOSED);
+        bool for_good = how && !seat_wants_end(s);
+
+        if (set_state(s, FL__SEAT_STATE__SEAT_CLOSED) == FL_OK && for_good)
+            joblog_note(s->job, "%s; it is not started again (%u restarts of %u)", ending(s), n,
+                        how->restart_max);
         return;
     }
     if (seat_again(s, true, &err) != FL_OK)
         return;
     uint64_t wait_ms = first << (n < 20 ? n : 20);
+    joblog_note(s->job, "%s; it starts again as attempt %u in %.1f s", ending(s),
+                s->rec->who->attempt, (double)(wait_ms < most ? wait_ms : most) / 1000);
     s->ready_ns = fl_loop_now_ns(h->loop) + (wait_ms < most ? wait_ms : most) * 1000000;
     fl_metric_add(h->count.restarts, 1);
     fl_info("worker starts again role=%s rank=%u attempt=%u in_ms=%" PRIu64 " job=%s", s->rec->role,

@@ -196,7 +196,7 @@ struct head {
     size_t decision_bytes;
     struct heard *heard;
     struct uplink *uplinks;
-    uint64_t next_job, next_lease;
+    uint64_t next_job, next_lease, last_lease;
     uint64_t foreign_from, foreign_to; /* terms of heads whose journal this is not */
     uint64_t resources;                /* counts changes of what is free */
 
@@ -302,6 +302,8 @@ struct fl_node_ref uplink_who(const struct uplink *u);
 struct head *uplink_head(const struct uplink *u);
 struct node *uplink_node(const struct uplink *u); /* NULL before it has joined */
 void uplink_join(struct uplink *u, struct node *n);
+/* This journal lacks what u's daemon has: takes a later term, and u has to come back. */
+void uplink_older(struct uplink *u, uint64_t from);
 void reply_empty(struct call_req *req);
 void reply_msg(struct call_req *req, const void *msg);
 void reply_refuse(struct call_req *req, enum fl_status st, const char *fmt, ...)
@@ -389,6 +391,8 @@ enum fl_status joblog_push(struct job *j, const Fl__LogPush *m, const char *node
 enum fl_status joblog_read(struct job *j, uint64_t *from, size_t max, char **out, size_t *len,
                            struct fl_err *err);
 uint64_t joblog_end(struct job *j);
+/* A line of the head's own, behind "furlong: ". */
+void joblog_note(struct job *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void joblog_tail(struct job *j, struct fl_str *out, unsigned lines);
 void joblog_close(struct job *j); /* opened again when it is needed */
 void joblog_remove(struct head *h, const char *submission_id);

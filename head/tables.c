@@ -261,6 +261,8 @@ static void apply_head(void *state, struct fl_bytes body)
 
     if (m->next_job > h->next_job)
         h->next_job = m->next_job;
+    if (m->last_lease > h->last_lease)
+        h->last_lease = m->last_lease;
     if (m->foreign_to) {
         h->foreign_from = m->foreign_from;
         h->foreign_to = m->foreign_to;
@@ -401,6 +403,8 @@ static void apply_lease(void *state, struct fl_bytes body)
     Fl__Lease *m = UNPACK(Lease, body);
     struct lease *l = lease_of(h, m->id);
 
+    if (m->id > h->last_lease)
+        h->last_lease = m->id;
     if (!l) {
         l = must(calloc(1, sizeof(*l)));
         l->id = m->id;
@@ -548,6 +552,8 @@ void head_snapshot(void *state, struct journal_emit *e)
     head.has_next_job = true;
     head.next_job = h->next_job;
     head.has_foreign_from = head.has_foreign_to = h->foreign_to != 0;
+    head.has_last_lease = true;
+    head.last_lease = h->last_lease;
     head.foreign_from = h->foreign_from;
     head.foreign_to = h->foreign_to;
     put(e, REC_HEAD, &head);

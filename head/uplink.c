@@ -10,6 +10,7 @@ struct uplink {
     struct call_peer *peer;
     struct fl_node_ref who;
     struct node *node; /* once it has joined on this stream */
+    uint64_t seen;     /* highest term of ours that the daemon knew when it came */
     bool open;
 };
 
@@ -223,18 +224,20 @@ static void raised(struct after *a, enum fl_status st, const struct fl_err *err)
     free(a);
 }
 
-/* Daemons have seen a later head than this journal knows of. */
-static void journal_is_older(struct head *h, uint64_t seen, const char *who)
+/* Daemons have seen a later head than this journal knows of, or hold what it should know. Terms
+ * from `from` on are those whose promises may be missing. */
+static void journal_is_older(struct head *h, uint64_t seen, uint64_t from, const char *who)
 {
     Fl__HeadRec rec = FL__HEAD_REC__INIT;
     struct fl_err err;
 
-    fl_warn("this journal is older than the cluster: its term is %llu and a daemon has seen %llu; "
-            "what runs and is not in it is shown as unknown and left alone node=%s",
-            (unsigned long long)h->term.head, (unsigned long long)seen, who);
+    fl_warn(
+        "this journal is older than the cluster: its term is %llu, a daemon has seen %llu; what "
+        "runs and is not in it is shown as unknown and left alone node=%s",
+        (unsigned long long)h->term.head, (unsigned long long)seen, who);
     rec.has_foreign_from = rec.has_foreign_to = true;
-    rec.foreign_from = h->foreign_to ? h->foreign_from : h->first_term;
-    rec.foreign_to = seen + 1;
+    rec.foreign_from = h->foreign_to && h->foreign_from < from ? h->foreign_from : from;
+    rec.foreign_to = (seen > h->term.head ? seen : h->term.head) + 1;
     h->raising = true;
     if (head_record(h, REC_HEAD, &rec, NULL, &err) != FL_OK ||
         journal_raise_term(h->journal, seen, &h->term, &after_new(h, raised)->op, &err) != FL_OK)
@@ -243,11 +246,19 @@ static void journal_is_older(struct head *h, uint64_t seen, const char *who)
         jobs_after_older(h);
 }
 
+void uplink_older(struct uplink *u, uint64_t from)
+{
+    char id[FL_SHORT];
+
+    if (!u->head->raising)
+        journal_is_older(u->head, u->seen, from, fl_short(id, &u->who.id));
+    uplink_close(u, FL_STALE, "this head takes a later term; come back");
+}
+
 static void on_opened(void *service, const struct wire_hello *peer)
 {
     struct uplink *u = service;
     struct head *h = u->head;
-    char id[FL_SHORT];
     bool ours = FL_SAME(peer->term.cluster, h->term.cluster);
 
     u->open = true;
@@ -257,11 +268,9 @@ static void on_opened(void *service, const struct wire_hello *peer)
 
     if (w)
         w->stranger = false;
-    if (other || h->raising) {
-        if (!h->raising)
-            journal_is_older(h, peer->term.head, fl_short(id, &peer->node.id));
-        uplink_close(u, FL_STALE, "this head takes a later term; come back");
-    }
+    u->seen = ours ? peer->term.head : 0;
+    if (other || h->raising)
+        uplink_older(u, h->first_term);
 }
 
 static void uplink_free(struct uplink *u)

@@ -314,6 +314,44 @@ static void a_copied_older_journal_says_so_and_harms_nothing(void **unused)
     run_end(&x);
 }
 
+/* One start of a head later than the copy: the terms alone show nothing, what the daemon has does.
+ */
+static void an_older_journal_with_a_later_term_is_seen_by_what_daemons_have(void **unused)
+{
+    struct run x;
+    char older[1024];
+
+    (void)unused;
+    rig_start(&x.rig, "missing", NULL);
+    memset(&x.b, 0, sizeof(x.b));
+    fake_up(&x.a, &x.rig, "a", "10.0.0.1", 2);
+    rig_turns(&x.rig, 10);
+    (void)fl_copy(older, sizeof(older), t_path("missing-copy"));
+    copy_state(x.rig.state_dir, older); /* live, with its log */
+    snprintf(x.job, sizeof(x.job), "%s", submit(&x.rig, "unknown to the copy", NULL));
+    x.driver = driver_of(&x.rig, &x.a, x.job);
+    fake_joined(&x.a, x.driver);
+    Fl__Layout *y = place(&x, split_1_1, 4);
+    free_msg(launch(&x, y, "trainer", 0));
+    UNTIL(&x.rig, fake_worker(&x.a, "trainer", 0));
+    free_msg(y);
+    head_away(&x);
+    (void)FL_COPY(x.rig.state_dir, older);
+    rig_open_head(&x.rig);
+    t_int_eq(x.rig.head->term.head, 2);
+    fake_again(&x.a);
+    t_true(x.a.joined, "%s", x.a.join_text);
+    t_int_eq(x.rig.head->term.head, 3, "it takes the next term");
+    UNTIL(&x.rig, x.rig.head->state == HEAD_READY);
+    rig_turns(&x.rig, 10);
+    t_int_eq(unknown_leases(&x), 2);
+    t_int_eq(unknown_workers(&x), 2);
+    t_int_eq(x.a.stops, 0);
+    t_int_eq(x.a.n_leases, 2);
+    t_int_eq(x.rig.terms, 1, "once");
+    run_end(&x);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -326,6 +364,7 @@ int main(void)
         cmocka_unit_test(a_commit_lost_on_the_way_is_sent_again),
         cmocka_unit_test(work_of_nobody_is_ended),
         cmocka_unit_test(a_copied_older_journal_says_so_and_harms_nothing),
+        cmocka_unit_test(an_older_journal_with_a_later_term_is_seen_by_what_daemons_have),
     };
 
     return t_run("return", tests);
