@@ -11,7 +11,7 @@
 #include "worker/roles/model.h"
 #include "worker/roles/prompts.h"
 
-enum { DRV_LOAD_MS = 600000, DRV_MOVE_MS = 120000, DRV_PAUSE_MS = 30000, DRV_TRIES = 3 };
+enum { DRV_LOAD_MS = 600000, DRV_MOVE_MS = 120000, DRV_PAUSE_MS = 30000, DRV_CAUSE_MS = 2000, DRV_TRIES = 3 };
 
 /* ---- a generation ----------------------------------------------------------------------------- */
 struct drv_job { /* prompts are rows of p */

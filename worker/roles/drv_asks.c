@@ -88,9 +88,13 @@ static enum fl_status hand_out(struct spread *s, struct fl_err *err)
 /* Engines that ended: up again when the head has started them; given up when it will not. */
 static enum fl_status look_at_members(struct spread *s, struct fl_err *err)
 {
-    uint32_t gone = 0;
+    uint32_t gone = 0, down = 0;
     struct furlong_member m;
 
+    for (uint32_t e = 0; e < s->n_engines; e++)
+        down += s->engines[e].down;
+    if (down)
+        (void)drv_seat_tell(s->d, DRV_ENGINES, 0);
     for (uint32_t e = 0; e < s->n_engines; e++) {
         struct engine_state *x = &s->engines[e];
 
@@ -219,7 +223,8 @@ static enum fl_status all_live(struct furlong_group *g, const uint32_t *attempts
 
         furlong_group_member(g, i, &m);
         if (m.state != FURLONG_LIVE || m.attempt != attempts[i])
-            return fl_fail(err, FL_UNREACHABLE, "trainer %u on %s ended: %s", i, m.node, m.why);
+            return m.why[0] ? fl_fail(err, FL_UNREACHABLE, "%s", m.why)
+                            : fl_fail(err, FL_UNREACHABLE, "trainer %u on %s ended", i, m.node);
     }
     return FL_OK;
 }
@@ -249,6 +254,8 @@ static enum fl_status train_wait(struct driver *d, struct furlong_group *g,
             struct fl_err ended;
 
             /* the first to fail may be one that waited for the one that ended */
+            if (a.status == FL_UNREACHABLE || a.status == FL_TIMEOUT)
+                (void)drv_seat_tell(d, DRV_TRAINERS, DRV_CAUSE_MS);
             if (all_live(g, attempts, &ended) != FL_OK)
                 return fl_fail(err, FL_UNREACHABLE, "%s", ended.text);
             return fl_fail(err, a.status, "trainer %u: %s", (uint32_t)a.tag, a.err.text);

@@ -350,8 +350,30 @@ bool drv_pending_read(struct driver *d, uint64_t step)
     return true;
 }
 
+/* Every node of the placement once: [{"node","address"}]. */
+static json_t *nodes_of(const json_t *placement)
+{
+    json_t *nodes = json_array(), *seen = json_object(), *ranks, *rank;
+    const char *role;
+    size_t i;
+
+    json_object_foreach (json_object_get(placement, "roles"), role, ranks)
+        json_array_foreach (ranks, i, rank) {
+            const char *name = json_string_value(json_object_get(rank, "node"));
+            json_t *address = json_object_get(rank, "address");
+
+            if (!name || !address || json_object_get(seen, name))
+                continue;
+            json_object_set_new(seen, name, json_true());
+            json_array_append_new(nodes, json_pack("{s:s, s:O}", "node", name, "address", address));
+        }
+    json_decref(seen);
+    return nodes;
+}
+
 enum fl_status drv_run_json(struct driver *d, const char *placement, struct fl_err *err)
 {
+    json_t *place = placement ? json_loads(placement, 0, NULL) : NULL;
     json_t *flags = json_object(), *notes = json_array(), *o;
     char path[1100], stamp[32];
     time_t now = time(NULL);
@@ -367,11 +389,11 @@ enum fl_status drv_run_json(struct driver *d, const char *placement, struct fl_e
     for (unsigned i = 0; i < d->flags.n_notes; i++)
         json_array_append_new(notes, json_string(d->flags.notes[i]));
     strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &tm));
-    o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:I, s:o, s:o, s:o}", "job", d->job_name,
+    o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:s, s:I, s:o, s:o, s:o, s:o}", "job", d->job_name,
                   "furlong", FURLONG_VERSION, "started", stamp, "attempt", (json_int_t)d->attempt,
                   "steps", (json_int_t)d->n_steps, "prompt_data", d->prompt_path, "prompts",
                   (json_int_t)d->prompts->n, "flags", flags, "notes", notes, "placement",
-                  placement ? json_loads(placement, 0, NULL) : json_null());
+                  place ? place : json_null(), "nodes", nodes_of(place));
     char *text = o ? json_dumps(o, JSON_INDENT(1)) : NULL;
 
     json_decref(o);

@@ -83,6 +83,8 @@ static enum fl_status find_place(struct driver *d, uint64_t whole, struct fl_err
     json_decref(said);
     if (st != FL_OK && st != FL_UNSUPPORTED && st != FL_INVALID)
         return st;
+    drv_say(d, "driver, attempt %u: %ju steps are on record, the trainers stand at %ju", d->attempt,
+            (uintmax_t)whole, (uintmax_t)step);
     d->step = step;
     d->version = version;
     if (st == FL_OK && step == whole) {

@@ -117,6 +117,30 @@ static enum fl_status builtin_words(struct driver *d, enum drv_side side, struct
     return ok ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for a command line");
 }
 
+/* The attempt that m's cause belongs to; 0: none has ended. */
+static uint32_t ended_attempt(const struct furlong_member *m)
+{
+    if (!m->why[0])
+        return 0;
+    return m->state == FURLONG_ENDED ? m->attempt : m->attempt - 1;
+}
+
+static enum fl_status told_init(struct drv_seat *s, enum drv_side side, struct fl_err *err)
+{
+    uint32_t n = furlong_group_size(s->groups[side]);
+
+    s->told[side] = calloc(n, sizeof(*s->told[side]));
+    if (!s->told[side])
+        return fl_fail(err, FL_EXHAUSTED, "no memory for %u members", n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct furlong_member m;
+
+        furlong_group_member(s->groups[side], i, &m);
+        s->told[side][i] = ended_attempt(&m);
+    }
+    return FL_OK;
+}
+
 static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct fl_err *err)
 {
     struct drv_seat *s = d->seat;
@@ -144,12 +168,39 @@ static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct f
     if (st != FL_OK)
         return fl_wrap(err, st, "start the %ss", side_roles[side]);
     d->n_of[side] = furlong_group_size(s->groups[side]);
-    return FL_OK;
+    return told_init(s, side, err);
+}
+
+bool drv_seat_tell(struct driver *d, enum drv_side side, uint32_t wait_ms)
+{
+    enum { LOOK_MS = 20 };
+    struct drv_seat *s = d->seat;
+    bool said = false;
+
+    for (uint32_t waited = 0;; waited += LOOK_MS) {
+        for (uint32_t i = 0; i < furlong_group_size(s->groups[side]); i++) {
+            struct furlong_member m;
+
+            furlong_group_member(s->groups[side], i, &m);
+            uint32_t ended = ended_attempt(&m);
+            if (ended <= s->told[side][i])
+                continue;
+            s->told[side][i] = ended;
+            said = true;
+            drv_say(d, "%s (attempt %u)", m.why, ended);
+        }
+        if (said || waited >= wait_ms)
+            return said;
+        drv_nap(LOOK_MS);
+    }
 }
 
 static void seat_finish(struct driver *d)
 {
     struct drv_seat *s = d->seat;
+
+    free(s->told[DRV_ENGINES]);
+    free(s->told[DRV_TRAINERS]);
 
     furlong_group_end(s->groups[DRV_ENGINES]);
     furlong_group_end(s->groups[DRV_TRAINERS]);
@@ -258,13 +309,23 @@ static enum fl_status seat_restart(struct driver *d, enum drv_side side, struct 
 {
     struct drv_seat *s = d->seat;
 
-    return furlong_group_restart(s->groups[side], (uint32_t)(d->flags.start_timeout_s * 1000), err);
+    (void)drv_seat_tell(d, side, 0);
+    FL_TRY(
+        furlong_group_restart(s->groups[side], (uint32_t)(d->flags.start_timeout_s * 1000), err));
+    for (uint32_t i = 0; i < furlong_group_size(s->groups[side]); i++) {
+        struct furlong_member m; /* those that were ended for it are no news */
+
+        furlong_group_member(s->groups[side], i, &m);
+        s->told[side][i] = m.attempt - 1;
+    }
+    return FL_OK;
 }
 
 static enum fl_status seat_wait_engines(struct driver *d, struct fl_err *err)
 {
     struct drv_seat *s = d->seat;
 
+    (void)drv_seat_tell(d, DRV_ENGINES, DRV_CAUSE_MS);
     return furlong_group_wait(s->groups[DRV_ENGINES], (uint32_t)(d->flags.start_timeout_s * 1000),
                               err);
 }
