@@ -423,14 +423,14 @@ void worker_destroy(struct worker *w, bool remove_folder)
     if (!w)
         return;
     node_line_destroy(w->line);
-    fl_timer_cancel(&w->tell_again);
-    fl_timer_cancel(&w->drain);
-    fl_timer_cancel(&w->stop_late);
     w->untold = true; /* a cancelled call asks for nothing more */
     if (w->telling) {
         w->told_gone = false;
         call_cancel(&w->tell);
     }
+    fl_timer_cancel(&w->tell_again); /* after the call: one that fails would ask again later */
+    fl_timer_cancel(&w->drain);
+    fl_timer_cancel(&w->stop_late);
     node_follow_close(w);
     node_devmem_drop(w);
     if (w->proc)
