@@ -1019,6 +1019,44 @@ static void memory_of_a_device_comes_back(void **state)
     unsetenv("FAKE_NVML_USED");
 }
 
+static void strays_end_before_the_join(void **state)
+{
+    struct bed b;
+    struct fl_err err;
+    char path[400], id[FL_SHORT], wid[FL_SHORT];
+
+    (void)state;
+    bed_join(&b);
+    start(&b, 0, "with-child", NULL);
+    start(&b, 1, "wait", NULL);
+    t_until(b.loop, b.changes == 2 && logged(&b, "ready"), WAIT_MS);
+    int pids[] = { b.states[0]->pid, b.states[1]->pid };
+    struct fl_seat_ref seat = seat_of(1);
+    struct fl_node_id old = b.from.id;
+
+    node_destroy(b.node); /* one spec becomes unreadable */
+    snprintf(path, sizeof(path), "%s/n-%s/w/%s-1/worker", b.runtime, fl_short(id, &old),
+             fl_short(wid, &seat.id));
+    t_ok(fl_file_write(path, 0600, "rubbish", 7, &err), &err);
+    node_up(&b);
+    t_until(b.loop, b.joins == 2, WAIT_MS);
+    t_int_eq(b.join->n_workers, 1);
+    t_int_eq(b.join->workers[0]->rank, 0);
+    t_true(!alive(b.states[0]->rank == 1 ? pids[0] : pids[1]));
+
+    node_destroy(b.node); /* the state folder is lost: another id, and nothing of the old one */
+    t_ok(fl_tree_remove(b.state, &err), &err);
+    node_up(&b);
+    t_until(b.loop, b.joins == 3, WAIT_MS);
+    t_true(!FL_SAME(b.from.id, old));
+    t_int_eq(b.from.start, 1);
+    t_int_eq(b.join->n_workers, 0);
+    t_true(!alive(pids[0]) && !alive(pids[1]));
+    snprintf(path, sizeof(path), "%s/n-%s", b.runtime, fl_short(id, &old));
+    t_true(access(path, F_OK) < 0, "%s is still there", path);
+    bed_fini(&b);
+}
+
 /* ---- ends of the daemon ------------------------------------------------------------------------
  */
 
@@ -1247,6 +1285,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(output_that_was_given_back_is_named),
         cmocka_unit_test(an_end_does_not_wait_for_ever),
         cmocka_unit_test(memory_of_a_device_comes_back),
+        cmocka_unit_test(strays_end_before_the_join),
         cmocka_unit_test(an_orderly_end_leaves_nothing),
         cmocka_unit_test(the_head_can_end_it),
         cmocka_unit_test(a_start_that_cannot_be),

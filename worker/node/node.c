@@ -10,6 +10,7 @@
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
 #include "worker/node/nvml.h"
+#include "worker/node/stray.h"
 
 enum { END_SLACK_MS = 8000 /* over term and kill: draining output, telling the head */ };
 
@@ -303,6 +304,8 @@ static enum fl_status begin(struct node *n, struct fl_err *err)
     FL_TRY(take_metrics(n, err));
     FL_TRY(take_leases(n, err));
     FL_TRY(node_tail_create(n, &n->tail, err));
+    FL_TRY(node_strays_claim(n, err));
+    node_strays_find(n);
     workers_adopt(n);
     FL_TRY(node_sock_open(n, err));
     FL_TRY(json_write(n, err));
@@ -347,6 +350,7 @@ void node_destroy(struct node *n)
     fl_task_cancel(n->loop, &n->end_task);
     HASH_ITER (hh, n->workers, w, tmp)
         worker_destroy(w, false);
+    node_strays_forget(n);
     node_uplink_destroy(n->up);
     if (n->server)
         node_sock_close(n);

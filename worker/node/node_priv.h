@@ -135,6 +135,7 @@ enum fl_status node_uplink_call(struct uplink *u, uint16_t method, uint32_t lane
 void node_uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const char *name,
                         double value);
 void node_uplink_forget_metrics(struct uplink *u, const struct fl_seat_ref *who);
+void node_uplink_may(struct uplink *u);    /* no strays any more: go on */
 void node_uplink_purged(struct uplink *u); /* nothing runs any more: join anew, as the next start */
 void node_uplink_leave(struct uplink *u, const char *why,
                        void (*left)(struct node *n)); /* tells the head */
@@ -145,6 +146,7 @@ void node_serve_drop(struct node *n);     /* the stream is gone: nobody waits an
 
 /* ---- node.c ------------------------------------------------------------------------------------
  */
+struct stray;   /* stray.c */
 struct release; /* serve.c */
 struct node {
     struct fl_loop *loop;
@@ -162,6 +164,7 @@ struct node {
     struct stream_server *server;
     struct uplink *up;
     struct release *releases;
+    struct stray *strays; /* ended before it joins */
     struct {
         uint16_t port;
         uint64_t lease;

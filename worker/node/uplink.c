@@ -459,6 +459,10 @@ static void look_done(struct fl_work *w, enum fl_status st)
 
 static void connect_now(struct uplink *u)
 {
+    if (u->node->strays) { /* node_uplink_may() comes */
+        u->state = UP_WAITING;
+        return;
+    }
     if (u->node->addr.text[0]) {
         dial(u);
         return;
@@ -468,6 +472,12 @@ static void connect_now(struct uplink *u)
     u->look.done = look_done;
     u->looking = true;
     fl_work_start(u->node->loop, &u->look);
+}
+
+void node_uplink_may(struct uplink *u)
+{
+    if (u && u->state == UP_WAITING && !u->again.loop)
+        connect_now(u);
 }
 
 /* ---- face --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 #include "worker/node/devmem.h"
 #include "worker/node/env.h"
 #include "worker/node/seat.h"
+#include "worker/node/stray.h"
 
 enum { SPEC_MAX = 8 << 20 };
 
@@ -109,6 +110,8 @@ static void on_told(struct call_op *op, enum fl_status st, const struct wire_msg
 
     (void)reply;
     w->telling = false;
+    if (w->untold) /* being destroyed, or fenced */
+        return;
     if (st != FL_OK) {
         w->dirty = true;
         if (node_uplink_joined(w->node->up)) {
@@ -601,9 +604,8 @@ void workers_adopt(struct node *n)
         if (e->d_name[0] == '.' || adopt_one(n, e->d_name, &err) == FL_OK)
             continue;
         fl_warn("folder of a worker is given up dir=%s why=\"%s\"", e->d_name, err.text);
-        if (fl_path(path, &err, "%s/%s", dir, e->d_name) == FL_OK &&
-            fl_tree_remove(path, &err) != FL_OK)
-            fl_warn("and not removed why=\"%s\"", err.text);
+        if (fl_path(path, &err, "%s/%s", dir, e->d_name) == FL_OK)
+            node_stray_end(n, path, "the daemon could not read what it runs");
     }
     closedir(d);
     fl_metric_set(n->count.workers, (double)workers_alive(n));
