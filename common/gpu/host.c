@@ -284,12 +284,22 @@ static enum fl_status map_pages(void *at, uint64_t bytes, int fd, int prot, int 
     return FL_OK;
 }
 
+/* Aligned to the granularity, as a device's addresses are. */
 static enum fl_status fake_reserve(struct gpu *g, uint64_t bytes, uint64_t *addr,
                                    struct fl_err *err)
 {
+    uint64_t at, skip;
+
     (void)g;
-    return map_pages(NULL, bytes, -1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, addr,
-                     err);
+    FL_TRY(map_pages(NULL, bytes + GRANULARITY, -1, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, &at, err));
+    skip = (GRANULARITY - at % GRANULARITY) % GRANULARITY;
+    if (skip)
+        munmap((void *)(uintptr_t)at, skip);
+    if (skip < GRANULARITY)
+        munmap((void *)(uintptr_t)(at + skip + bytes), GRANULARITY - skip);
+    *addr = at + skip;
+    return FL_OK;
 }
 
 static void fake_unreserve(struct gpu *g, uint64_t addr, uint64_t bytes)

@@ -205,7 +205,9 @@ enum furlong_tag {
 enum furlong_keep {   /* what offload does with the content */
     FURLONG_KEEP_NOT, /* dropped; zeros when it comes back                         */
     FURLONG_KEEP_IN,  /* stays in place: nothing is gained where host and device memory are one */
-    FURLONG_KEEP_DISK /* written to an unnamed file of the folder, read back by onload */
+    FURLONG_KEEP_DISK, /* written to an unnamed file of the folder, read back by onload */
+    FURLONG_KEEP_HOST  /* device memory: copied to pinned host memory; host memory stays in place, as does a
+                        * device's that is one with the host's */
 };
 /* Memory at an address that stays the same over offload and onload. Zeroed; aligned to the page, from
  * 2 MiB on to 2 MiB.
