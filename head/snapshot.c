@@ -123,6 +123,9 @@ Fl__DecisionRec *decision_take(struct head *h, const struct group *g)
     d->job.len = g->rec->job.len;
     memcpy(d->job.data, g->rec->job.data, g->rec->job.len);
     d->seq = journal_seq(h->journal);
+    d->flags = room(g->rec->n_flags);
+    for (size_t i = 0; i < g->rec->n_flags; i++)
+        d->flags[d->n_flags++] = copy_msg(g->rec->flags[i]);
     d->nodes = room(HASH_COUNT(h->nodes));
     all = must(calloc(HASH_COUNT(h->nodes) + 1u, sizeof(*all)));
     HASH_ITER (hh, h->nodes, n, ntmp) {
@@ -321,6 +324,23 @@ static void plan_lines(const struct placement_snapshot *snap, const struct place
     }
 }
 
+/* Which rank sits on which bundle; a share that was placed anew has no layout of its own. */
+static void role_lines(const struct snapshot *s, const Fl__DecisionRec *d,
+                       const struct placement_plan *plan, struct fl_str *out)
+{
+    Fl__GroupRec g = FL__GROUP_REC__INIT;
+    struct layout_flags flags;
+    struct layout *y = NULL;
+
+    g.flags = d->flags;
+    g.n_flags = d->n_flags;
+    if (!d->n_flags || flags_read(&g, &flags, NULL) != FL_OK ||
+        layout_assign(&flags, &s->snap, plan, &y, NULL) != FL_OK)
+        return;
+    layout_text(y, &s->snap, plan, out);
+    layout_destroy(y);
+}
+
 enum fl_status decision_explain(const Fl__DecisionRec *d, struct fl_str *lines, struct fl_err *err)
 {
     struct snapshot *s = snapshot_of(d);
@@ -329,10 +349,12 @@ enum fl_status decision_explain(const Fl__DecisionRec *d, struct fl_str *lines, 
     struct placement_plan *plan = NULL;
     enum fl_status st = placement_solve(&s->snap, &s->req, &plan, why, &n_why, err);
 
-    if (st == FL_OK)
+    if (st == FL_OK) {
         plan_lines(&s->snap, plan, lines);
-    else
+        role_lines(s, d, plan, lines);
+    } else {
         placement_why_text(&s->snap, why, n_why, lines);
+    }
     placement_plan_destroy(plan);
     free(why);
     snapshot_free(s);

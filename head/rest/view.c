@@ -184,14 +184,14 @@ void rest_nodes(void *head, struct http_req *req)
             json_object_set_new(labels, n->rec->inventory->labels[i]->key,
                                 json_string(n->rec->inventory->labels[i]->value));
         json_array_append_new(
-            list, json_pack("{s:o,s:s,s:s,s:s,s:I,s:s,s:o,s:o,s:o,s:i,s:I,s:f,s:I,s:o}", "id",
+            list, json_pack("{s:o,s:s,s:s,s:s,s:I,s:s,s:o,s:o,s:o,s:i,s:I,s:f,s:f,s:o}", "id",
                             rest_hex(&n->rec->who->id), "name", n->rec->name, "address",
                             n->rec->address, "state", node_state_name(n->state), "start",
                             (json_int_t)n->rec->who->start, "boot_id", n->rec->boot_id, "resources",
                             resources, "devices", device_list(h, n), "labels", labels, "workers",
                             workers_on(h, n), "memory_available", (json_int_t)n->memory_available,
-                            "load", n->load_e2 / 100.0, "silent_ms",
-                            (json_int_t)((fl_loop_now_ns(h->loop) - n->beat_ns) / 1000000), "why",
+                            "load", n->load_e2 / 100.0, "beat_age_s",
+                            (double)(fl_loop_now_ns(h->loop) - n->beat_ns) / 1e9, "why",
                             rest_text(n->rec->why)));
     }
     http_reply_json(req, 200, list);
@@ -270,6 +270,29 @@ static json_t *amounts_json(Fl__Amount *const *a, size_t n)
     return o;
 }
 
+static json_t *devices_json(const struct node *n, const Fl__Lease *l)
+{
+    json_t *devices = json_array();
+
+    for (size_t i = 0; i < l->n_devices; i++)
+        json_array_append_new(devices,
+                              n && l->devices[i] < n->rec->inventory->n_devices
+                                  ? json_string(n->rec->inventory->devices[l->devices[i]]->id)
+                                  : json_integer(l->devices[i]));
+    return devices;
+}
+
+/* Where it lies now; null and none while it waits for a place. */
+static json_t *bundle_json(struct head *h, const Fl__BundleRec *b)
+{
+    struct lease *l = lease_of(h, b->lease);
+    struct node *n = l ? node_of(h, &l->rec->at->id) : NULL;
+
+    return json_pack("{s:o,s:o,s:o,s:I}", "node", rest_text(n ? n->rec->name : NULL), "devices",
+                     l ? devices_json(n, l->rec) : json_array(), "amounts",
+                     amounts_json(b->wants, b->n_wants), "lease", (json_int_t)b->lease);
+}
+
 void rest_groups(void *head, struct http_req *req)
 {
     struct head *h = head;
@@ -281,11 +304,7 @@ void rest_groups(void *head, struct http_req *req)
         json_t *bundles = json_array(), *roles = json_array();
 
         for (size_t i = 0; i < g->rec->n_bundles; i++)
-            json_array_append_new(
-                bundles,
-                json_pack("{s:o,s:I}", "wants",
-                          amounts_json(g->rec->bundles[i]->wants, g->rec->bundles[i]->n_wants),
-                          "lease", (json_int_t)g->rec->bundles[i]->lease));
+            json_array_append_new(bundles, bundle_json(h, g->rec->bundles[i]));
         LL_FOREACH (g->roles, r)
             json_array_append_new(roles, json_string(r->rec->launch->role));
         json_array_append_new(
@@ -302,19 +321,13 @@ void rest_groups(void *head, struct http_req *req)
 static json_t *lease_json(struct head *h, const struct node *n, const Fl__Lease *l,
                           const char *state)
 {
-    json_t *devices = json_array();
     struct job *j = job_of(h, &l->job);
 
-    for (size_t i = 0; i < l->n_devices; i++)
-        json_array_append_new(devices,
-                              n && l->devices[i] < n->rec->inventory->n_devices
-                                  ? json_string(n->rec->inventory->devices[l->devices[i]]->id)
-                                  : json_integer(l->devices[i]));
     return json_pack("{s:I,s:o,s:o,s:o,s:i,s:s,s:o,s:o,s:I}", "id", (json_int_t)l->id, "node",
                      rest_text(n ? n->rec->name : NULL), "job",
                      rest_text(j ? j->rec->submission_id : NULL), "group", rest_hex(&l->group),
                      "bundle", (int)l->bundle, "state", state, "amounts",
-                     amounts_json(l->amounts, l->n_amounts), "devices", devices, "term",
+                     amounts_json(l->amounts, l->n_amounts), "devices", devices_json(n, l), "term",
                      (json_int_t)l->by->head);
 }
 
@@ -346,7 +359,7 @@ static json_t *explain_one(struct head *h, const Fl__DecisionRec *d, struct fl_s
     struct fl_err err = { 0 };
     enum fl_status st = decision_explain(d, &lines, &err);
     struct job *j = job_of(h, &d->job);
-    const char *verdict = st == FL_OK ? "placed" : st == FL_INVALID ? "can never fit" : "not now";
+    const char *verdict = st == FL_OK ? "placed" : st == FL_INVALID ? "impossible" : "waiting";
 
     for (size_t i = 0; i < d->n_bundles;) { /* equal ones together */
         size_t same = 1;

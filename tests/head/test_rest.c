@@ -366,6 +366,9 @@ static void the_cluster_is_shown(void **unused)
     get(&w, "/api/furlong/groups", 200, &g);
     t_str_eq(text(json_array_get(g.json, 0), "state"), "PLACED");
     t_has(text(json_array_get(g.json, 0), "layout"), "trainer 0 of 1");
+    const json_t *bundle = json_array_get(json_object_get(json_array_get(g.json, 0), "bundles"), 1);
+    t_str_eq(text(bundle, "node"), "a");
+    t_str_eq(json_string_value(json_array_get(json_object_get(bundle, "devices"), 0)), "1");
     drop(&g);
     get(&w, "/api/furlong/leases", 200, &g);
     t_int_eq(json_array_size(g.json), 2);
@@ -396,6 +399,8 @@ static void a_decision_is_explained_from_the_journal(void **unused)
     get(&w, path, 200, &g);
     t_str_eq(text(g.json, "decision"), "placed");
     t_has(text(g.json, "text"), "bundle 0: a 10.0.0.1, device 0");
+    t_has(text(g.json, "text"), "trainer");
+    t_has(text(g.json, "text"), "rollout");
     drop(&g);
     place_start(x, colocated_2, 4, 0, &q);
     ask_wait(&x->a, &q);
@@ -407,7 +412,7 @@ static void a_decision_is_explained_from_the_journal(void **unused)
     fake_again(&x->a);
     web_serve(&w);
     get(&w, path, 200, &g);
-    t_str_eq(text(g.json, "decision"), "not now");
+    t_str_eq(text(g.json, "decision"), "waiting");
     t_has(text(g.json, "text"), "10.0.0.1");
     t_int_eq(json_array_size(json_object_get(g.json, "decisions")), 2);
     t_true(json_is_true(
