@@ -2,6 +2,7 @@
 #include "tests/t.h"
 #include "common/base/fault.h"
 #include "common/base/file.h"
+#include "worker/keep/group.h"
 #include "worker/keep/tree.h"
 #include "worker/proc/keeper_priv.h"
 #include "worker/proc/lost.h"
@@ -67,7 +68,7 @@ static void bed_init(struct bed *b)
 
     *b = (struct bed){ 0 };
     t_ok(fl_loop_create(NULL, &b->loop, &err), &err);
-    snprintf(b->dir, sizeof(b->dir), "%s/%u", t_tmp(), ++n_beds);
+    snprintf(b->dir, sizeof(b->dir), "%s/p%d-%u", t_tmp(), (int)getpid(), ++n_beds);
     snprintf(b->out, sizeof(b->out), "%s/out", b->dir);
     snprintf(b->err, sizeof(b->err), "%s/err", b->dir);
     t_true(mkdir(b->dir, 0700) == 0);
@@ -455,6 +456,16 @@ static void a_memory_limit_is_named(void **state)
     bed_fini(&b);
 }
 
+static bool group_left(const struct bed *b)
+{
+    struct group g;
+    char name[64];
+
+    snprintf(name, sizeof(name), "furlong-%.24s", strrchr(b->dir, '/') + 1);
+    group_find(&g, name);
+    return g.unified[0] || g.freezer[0] || g.memory[0];
+}
+
 static void faults_leave_nothing(void **state)
 {
     int fds = 0;
@@ -476,6 +487,7 @@ static void faults_leave_nothing(void **state)
         else
             t_true(err.text[0] != 0, "nth=%u", nth);
         t_int_eq(t_open_fds(), fds, "nth=%u %s", nth, err.text);
+        t_true(!group_left(&b), "nth=%u leaves a cgroup", nth);
         bed_fini(&b);
     }
     t_int_eq(st, FL_OK);

@@ -18,13 +18,15 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
     FIND_EVERY_MS = 20, /* adopting: the keeper may be a moment before its listen() */
     FIND_FOR_MS = 1000,
     SLACK_MS = 3000, /* a keeper that takes longer than term, kill and this hangs, and is ended */
-    LOST_FOR_MS = 5000
+    LOST_FOR_MS = 5000,
+    UNSEEN_MS = 2000
 };
 
 struct proc {
@@ -278,6 +280,26 @@ static struct proc *proc_new(struct fl_loop *l, const char *dir, const struct pr
     return p;
 }
 
+/* A keeper that cannot be watched must not run: it is told to end at once, for only it can end its
+ * tree and take its cgroup away. The wait is that of a program that has just started, 20 ms here.
+ */
+static void end_unseen(struct proc *p)
+{
+    const struct timespec ms = { .tv_nsec = 1000000 };
+
+    p->stop_cause = PROC_STOPPED;
+    p->term_ms = 0;
+    send_stop(p);
+    fl_timer_cancel(&p->overdue);
+    for (unsigned i = 0; i < UNSEEN_MS; i++) {
+        if (waitpid(p->keeper_pid, NULL, WNOHANG) != 0)
+            return;
+        nanosleep(&ms, NULL);
+    }
+    (void)kill(p->keeper_pid, SIGKILL);
+    (void)waitpid(p->keeper_pid, NULL, 0);
+}
+
 static enum fl_status keeper_start(struct fl_loop *l, const struct proc_spec *s,
                                    const struct proc_user *u, void *arg, struct proc **out,
                                    struct fl_err *err)
@@ -293,9 +315,8 @@ static enum fl_status keeper_start(struct fl_loop *l, const struct proc_spec *s,
     FL_TRY(proc_spawn(s, p->mark, &p->keeper_pid, &p->control_fd, err));
     enum fl_status st = watch(p, err);
 
-    if (st != FL_OK) { /* it must not run unseen */
-        (void)kill(p->keeper_pid, SIGKILL);
-        (void)waitpid(p->keeper_pid, NULL, 0);
+    if (st != FL_OK) {
+        end_unseen(p);
         return fl_wrap(err, st, "starting %s", s->argv[0]);
     }
     *out = FL_TAKE(p);
