@@ -50,7 +50,8 @@ static const uint8_t *reference_of(struct rig *r, uint64_t version, unsigned ten
 
 /* fn(whole tensor at, piece at, bytes) for each contiguous run of a box. */
 static void each_run(const struct xfer_tensor *t, const struct xfer_box *b,
-                     void (*fn)(void *arg, uint64_t whole_off, uint64_t piece_off, uint64_t bytes), void *arg)
+                     void (*fn)(void *arg, uint64_t whole_off, uint64_t piece_off, uint64_t bytes),
+                     void *arg)
 {
     uint64_t e = xfer_dtype_bytes(t->dtype), at[FL_DIMS] = { 0 }, piece = 0;
     uint64_t row = t->ndim ? b->len[t->ndim - 1] * e : e;
@@ -87,9 +88,14 @@ static void lay_out(struct rig_proc *p, bool shard)
         off += (xfer_box_bytes(&tensors[i], &b) + XFER_ALIGN - 1) / XFER_ALIGN * XFER_ALIGN;
     }
     p->mem_bytes = off;
-    p->m = (struct xfer_manifest){ .who = p->me.who, .party = p->me.party, .tensors = tensors, .pieces = p->pieces,
-                                   .mem_bytes = &p->mem_bytes, .n_tensors = RIG_TENSORS,
-                                   .n_pieces = RIG_TENSORS, .n_mems = 1 };
+    p->m = (struct xfer_manifest){ .who = p->me.who,
+                                   .party = p->me.party,
+                                   .tensors = tensors,
+                                   .pieces = p->pieces,
+                                   .mem_bytes = &p->mem_bytes,
+                                   .n_tensors = RIG_TENSORS,
+                                   .n_pieces = RIG_TENSORS,
+                                   .n_mems = 1 };
     t_ok(xfer_manifest_seal(&p->m, NULL), NULL);
 }
 
@@ -101,7 +107,9 @@ static void on_accepted(void *arg, struct stream *s_take)
     struct fl_err err = { 0 };
 
     t_true(p->n_accepted < RIG_PEERS);
-    t_ok(call_peer_create(s_take, xfer_methods, XFER_N_METHODS, NULL, p->port, &p->accepted[p->n_accepted], &err), &err);
+    t_ok(call_peer_create(s_take, xfer_methods, XFER_N_METHODS, NULL, p->port,
+                          &p->accepted[p->n_accepted], &err),
+         &err);
     p->n_accepted++;
 }
 
@@ -202,7 +210,8 @@ static void pause(void *arg, struct fl_task *paused)
     fl_post(p->r->loop, paused);
 }
 
-static void flip(void *arg, const struct xfer_version *now, const struct link_mem *mem, struct fl_task *flipped)
+static void flip(void *arg, const struct xfer_version *now, const struct link_mem *mem,
+                 struct fl_task *flipped)
 {
     struct rig_proc *p = arg;
 
@@ -228,8 +237,13 @@ static const struct xfer_sink_ops engine_ops = { room, done_with, pause, flip, r
 static void sink_open(struct rig_proc *p)
 {
     struct rig *r = p->r;
-    struct xfer_sink_opts o = { .set = "policy", .me = p->me, .want = &p->m, .slots = r->o.slots,
-                                .check_equal = r->o.check_equal, .local_dir = r->o.local_dir, .ops = &engine_ops,
+    struct xfer_sink_opts o = { .set = "policy",
+                                .me = p->me,
+                                .want = &p->m,
+                                .slots = r->o.slots,
+                                .check_equal = r->o.check_equal,
+                                .local_dir = r->o.local_dir,
+                                .ops = &engine_ops,
                                 .arg = p };
     struct fl_err err = { 0 };
 
@@ -241,8 +255,9 @@ static void sink_open(struct rig_proc *p)
 static void source_open(struct rig_proc *p)
 {
     struct rig *r = p->r;
-    struct xfer_source_opts o = { .set = "policy", .me = p->me, .have = &p->m,
-                                  .n_slots = r->o.src_slots ? r->o.src_slots : 2 };
+    struct xfer_source_opts o = {
+        .set = "policy", .me = p->me, .have = &p->m, .n_slots = r->o.src_slots ? r->o.src_slots : 2
+    };
     struct fl_err err = { 0 };
 
     proc_listen(p);
@@ -254,8 +269,8 @@ static void source_open(struct rig_proc *p)
     t_ok(xfer_source_create(r->loop, p->port, &o, &p->src, &err), &err);
 }
 
-static struct rig_proc *add_proc(struct rig *r, bool source, unsigned party, unsigned rank, unsigned ranks,
-                                 uint32_t attempt)
+static struct rig_proc *add_proc(struct rig *r, bool source, unsigned party, unsigned rank,
+                                 unsigned ranks, uint32_t attempt)
 {
     struct rig_proc *p = &r->p[r->n++];
 
@@ -269,7 +284,8 @@ static struct rig_proc *add_proc(struct rig *r, bool source, unsigned party, uns
     if (ranks > 1 && !source)
         snprintf(p->me.name, sizeof(p->me.name), "rollout %u.%u", party, rank);
     else
-        snprintf(p->me.name, sizeof(p->me.name), "%s %u", source ? "trainer" : "rollout", source ? rank : party);
+        snprintf(p->me.name, sizeof(p->me.name), "%s %u", source ? "trainer" : "rollout",
+                 source ? rank : party);
     snprintf(p->me.where, sizeof(p->me.where), "proc %u", r->n);
     snprintf(p->at, sizeof(p->at), "pair:proc-%u", r->n);
     lay_out(p, source ? r->o.sharded : ranks > 1);
@@ -384,9 +400,12 @@ static void coord_add(struct rig *r, struct rig_proc *p)
 
 void rig_coord(struct rig *r, uint32_t attempt)
 {
-    struct xfer_coord_opts o = { .set = "policy", .attempt = attempt, .delta_dir = r->o.delta_dir,
+    struct xfer_coord_opts o = { .set = "policy",
+                                 .attempt = attempt,
+                                 .delta_dir = r->o.delta_dir,
                                  .bucket_bytes = r->o.bucket_bytes ? r->o.bucket_bytes : 8192,
-                                 .links = r->o.links, .n_links = r->o.n_links };
+                                 .links = r->o.links,
+                                 .n_links = r->o.n_links };
     struct fl_err err = { 0 };
 
     xfer_coord_destroy(r->coord);
@@ -410,7 +429,8 @@ void rig_kill(struct rig_proc *p, bool tell)
 
 struct rig_proc *rig_restart(struct rig_proc *p)
 {
-    struct rig_proc *q = add_proc(p->r, p->source, p->me.party, p->rank, p->ranks, p->me.who.attempt + 1);
+    struct rig_proc *q =
+        add_proc(p->r, p->source, p->me.party, p->rank, p->ranks, p->me.who.attempt + 1);
 
     coord_add(p->r, q);
     return q;
@@ -436,7 +456,11 @@ void rig_pass(struct rig *r, uint64_t ms)
 
 /* ---- the trainer ---- */
 
-struct copying { uint8_t *piece; const uint8_t *whole; bool differs; };
+struct copying {
+    uint8_t *piece;
+    const uint8_t *whole;
+    bool differs;
+};
 
 static void copy_in(void *arg, uint64_t whole_off, uint64_t piece_off, uint64_t bytes)
 {
@@ -488,7 +512,8 @@ enum fl_status rig_begin(struct rig *r, uint64_t version, uint64_t wait_ms)
         if (r->p[i].source && r->p[i].live) {
             r->p[i].wait.done = on_waited;
             r->p[i].waiting = true;
-            t_ok(xfer_source_begin(r->p[i].src, version, fl_loop_now_ns(r->loop) + wait_ms * 1000000, &r->p[i].wait,
+            t_ok(xfer_source_begin(r->p[i].src, version,
+                                   fl_loop_now_ns(r->loop) + wait_ms * 1000000, &r->p[i].wait,
                                    &err),
                  &err);
         }
@@ -531,7 +556,8 @@ void rig_next(struct rig *r, uint64_t version)
 
 /* ---- updates ---- */
 
-static void on_run(struct xfer_run *run, enum fl_status st, const struct xfer_report *rep, const struct fl_err *err)
+static void on_run(struct xfer_run *run, enum fl_status st, const struct xfer_report *rep,
+                   const struct fl_err *err)
 {
     struct rig *r = container_of(run, struct rig, run);
 
@@ -559,8 +585,11 @@ enum fl_status rig_run(struct rig *r, const struct xfer_request *q)
 
 enum fl_status rig_update(struct rig *r, enum xfer_mode mode, uint64_t version)
 {
-    struct xfer_request q = { .target = { .number = version }, .mode = mode, .slots = r->o.slots,
-                              .party = XFER_ALL_PARTIES, .due_ns = fl_loop_now_ns(r->loop) + 60000000000ull };
+    struct xfer_request q = { .target = { .number = version },
+                              .mode = mode,
+                              .slots = r->o.slots,
+                              .party = XFER_ALL_PARTIES,
+                              .due_ns = fl_loop_now_ns(r->loop) + 60000000000ull };
 
     return rig_run(r, &q);
 }
@@ -584,11 +613,12 @@ static void check_engine(struct rig_proc *p)
         return;
     t_true(mem->addr == p->reads || !p->live, "%s reads what the plane says", p->me.name);
     for (unsigned i = 0; i < RIG_TENSORS; i++) {
-        struct copying c = { (uint8_t *)mem->addr + p->pieces[i].off, reference_of(p->r, v.number, i), false };
+        struct copying c = { (uint8_t *)mem->addr + p->pieces[i].off,
+                             reference_of(p->r, v.number, i), false };
 
         each_run(&tensors[i], &p->pieces[i].box, compare, &c);
-        t_true(!c.differs, "%s serves other bytes of %s than version %" PRIu64 " has", p->me.name, tensors[i].name,
-               v.number);
+        t_true(!c.differs, "%s serves other bytes of %s than version %" PRIu64 " has", p->me.name,
+               tensors[i].name, v.number);
     }
 }
 
@@ -626,8 +656,8 @@ void rig_check_all_serve(struct rig *r, uint64_t version)
         t_true(xfer_sink_data(p->sink, &v) != NULL, "%s serves nothing: %s", p->me.name,
                rx_state_name(rig_state(p)));
         t_int_eq(v.number, version, "%s", p->me.name);
-        t_true(v.digest[0] == digest[0] && v.digest[1] == digest[1], "digest of version %" PRIu64 " at %s", version,
-               p->me.name);
+        t_true(v.digest[0] == digest[0] && v.digest[1] == digest[1],
+               "digest of version %" PRIu64 " at %s", version, p->me.name);
         t_true(!p->paused, "%s stands", p->me.name);
     }
 }

@@ -13,7 +13,9 @@ struct stalled {
 static struct stalled list[STALLED_MAX];
 static unsigned n_list;
 
-struct link { struct fl_loop *loop; }; /* what every link begins with */
+struct link {
+    struct fl_loop *loop;
+}; /* what every link begins with */
 
 static void op_run(struct fl_task *t)
 {
@@ -38,9 +40,9 @@ static void add(struct link *k, struct link_op *op, bool quiet)
     list[n_list++] = (struct stalled){ k, op, quiet };
 }
 
-static enum fl_status stall_pull(struct link *k, const struct link_mem *theirs, const struct link_mem *mine,
-                                 const struct link_seg *segs, size_t n, uint64_t (*digests)[2],
-                                 struct link_op *op, struct fl_err *err)
+static enum fl_status stall_pull(struct link *k, const struct link_mem *theirs,
+                                 const struct link_mem *mine, const struct link_seg *segs, size_t n,
+                                 uint64_t (*digests)[2], struct link_op *op, struct fl_err *err)
 {
     if (!stall.stall_pulls)
         return link_shm.pull(k, theirs, mine, segs, n, digests, op, err);
@@ -83,12 +85,13 @@ static enum fl_status shm_open(struct fl_loop *l, const struct link_team *team, 
 {
     return link_shm.open(l, team, out, ready, err);
 }
-static enum fl_status shm_share(struct link *k, const struct link_mem *m, struct link_key *out, struct fl_err *e)
+static enum fl_status shm_share(struct link *k, const struct link_mem *m, struct link_key *out,
+                                struct fl_err *e)
 {
     return link_shm.share(k, m, out, e);
 }
-static enum fl_status shm_map(struct link *k, const struct link_key *t, bool w, struct link_mem *out,
-                              struct fl_err *err)
+static enum fl_status shm_map(struct link *k, const struct link_key *t, bool w,
+                              struct link_mem *out, struct fl_err *err)
 {
     return link_shm.map(k, t, w, out, err);
 }
@@ -108,12 +111,14 @@ static enum fl_status shm_ticket(uint8_t out[256], struct fl_err *err)
 {
     return link_shm.ticket(out, err);
 }
-static enum fl_status no_send(struct link *k, unsigned to, struct link_span w, struct link_op *op, struct fl_err *e)
+static enum fl_status no_send(struct link *k, unsigned to, struct link_span w, struct link_op *op,
+                              struct fl_err *e)
 {
     (void)k, (void)to, (void)w, (void)op;
     return fl_fail(e, FL_UNSUPPORTED, "no send");
 }
-static enum fl_status no_cast(struct link *k, unsigned to, struct link_span w, struct link_op *op, struct fl_err *e)
+static enum fl_status no_cast(struct link *k, unsigned to, struct link_span w, struct link_op *op,
+                              struct fl_err *e)
 {
     return no_send(k, to, w, op, e);
 }
@@ -133,16 +138,35 @@ static void shm_close(struct link *k)
 }
 
 const struct link_ops link_stall = {
-    .name = "stall", .caps = LINK_HOST | LINK_MAP | LINK_PULL | LINK_SEGS | LINK_ALONE,
-    .reaches = shm_reaches, .cost_ns = shm_cost, .ticket = shm_ticket, .open = shm_open, .share = shm_share,
-    .map = shm_map, .unmap = shm_unmap, .pull = stall_pull, .send = no_send, .recv = no_send, .cast = no_cast,
-    .progress = no_progress, .event_fd = no_fd, .abort = stall_abort, .close = shm_close,
+    .name = "stall",
+    .caps = LINK_HOST | LINK_MAP | LINK_PULL | LINK_SEGS | LINK_ALONE,
+    .reaches = shm_reaches,
+    .cost_ns = shm_cost,
+    .ticket = shm_ticket,
+    .open = shm_open,
+    .share = shm_share,
+    .map = shm_map,
+    .unmap = shm_unmap,
+    .pull = stall_pull,
+    .send = no_send,
+    .recv = no_send,
+    .cast = no_cast,
+    .progress = no_progress,
+    .event_fd = no_fd,
+    .abort = stall_abort,
+    .close = shm_close,
 };
 
 /* ---- mail: ends of one ticket find each other; the nth send meets the nth receive ---- */
 
 enum { MAIL_ENDS = 64, MAIL_OPS = 64, MAIL_TEAM = 8 };
-struct letter { struct link_op *op; const uint8_t *from; uint8_t *to; uint64_t bytes; unsigned with; };
+struct letter {
+    struct link_op *op;
+    const uint8_t *from;
+    uint8_t *to;
+    uint64_t bytes;
+    unsigned with;
+};
 struct mail {
     struct link base;
     uint8_t ticket[256];
@@ -187,8 +211,8 @@ static struct mail *partner(const struct mail *k, unsigned member)
     return NULL;
 }
 
-static enum fl_status mail_open_link(struct fl_loop *l, const struct link_team *team, struct link **out,
-                                     struct link_op *ready, struct fl_err *err)
+static enum fl_status mail_open_link(struct fl_loop *l, const struct link_team *team,
+                                     struct link **out, struct link_op *ready, struct fl_err *err)
 {
     struct mail *k = calloc(1, sizeof(*k));
     unsigned at = 0;
@@ -278,13 +302,13 @@ static enum fl_status put(struct mail *k, unsigned with, struct link_span span, 
     return FL_OK;
 }
 
-static enum fl_status mail_send(struct link *b, unsigned to, struct link_span what, struct link_op *op,
-                                struct fl_err *err)
+static enum fl_status mail_send(struct link *b, unsigned to, struct link_span what,
+                                struct link_op *op, struct fl_err *err)
 {
     return put(container_of(b, struct mail, base), to, what, op, err);
 }
-static enum fl_status mail_cast(struct link *b, unsigned root, struct link_span what, struct link_op *op,
-                                struct fl_err *err)
+static enum fl_status mail_cast(struct link *b, unsigned root, struct link_span what,
+                                struct link_op *op, struct fl_err *err)
 {
     return put(container_of(b, struct mail, base), root, what, op, err);
 }
@@ -317,27 +341,42 @@ static bool mail_reaches(const struct link_place *a, const struct link_place *b,
     (void)a, (void)b, (void)why;
     return true;
 }
-static enum fl_status no_share(struct link *k, const struct link_mem *m, struct link_key *out, struct fl_err *e)
+static enum fl_status no_share(struct link *k, const struct link_mem *m, struct link_key *out,
+                               struct fl_err *e)
 {
     (void)k, (void)m, (void)out;
     return fl_fail(e, FL_UNSUPPORTED, "no pages");
 }
-static enum fl_status no_map(struct link *k, const struct link_key *t, bool w, struct link_mem *o, struct fl_err *e)
+static enum fl_status no_map(struct link *k, const struct link_key *t, bool w, struct link_mem *o,
+                             struct fl_err *e)
 {
     (void)k, (void)t, (void)w, (void)o;
     return fl_fail(e, FL_UNSUPPORTED, "no pages");
 }
-static enum fl_status no_pull(struct link *k, const struct link_mem *theirs, const struct link_mem *mine,
-                              const struct link_seg *segs, size_t n, uint64_t (*digests)[2],
-                              struct link_op *op, struct fl_err *err)
+static enum fl_status no_pull(struct link *k, const struct link_mem *theirs,
+                              const struct link_mem *mine, const struct link_seg *segs, size_t n,
+                              uint64_t (*digests)[2], struct link_op *op, struct fl_err *err)
 {
     (void)k, (void)theirs, (void)mine, (void)segs, (void)n, (void)digests, (void)op;
     return fl_fail(err, FL_UNSUPPORTED, "no pages");
 }
 
 const struct link_ops link_mail = {
-    .name = "mail", .caps = LINK_HOST | LINK_SEND | LINK_CAST, .reaches = mail_reaches, .cost_ns = shm_cost,
-    .ticket = mail_ticket, .open = mail_open_link, .share = no_share, .map = no_map, .unmap = shm_unmap,
-    .pull = no_pull, .send = mail_send, .recv = mail_send, .cast = mail_cast, .progress = no_progress,
-    .event_fd = no_fd, .abort = mail_abort, .close = mail_close,
+    .name = "mail",
+    .caps = LINK_HOST | LINK_SEND | LINK_CAST,
+    .reaches = mail_reaches,
+    .cost_ns = shm_cost,
+    .ticket = mail_ticket,
+    .open = mail_open_link,
+    .share = no_share,
+    .map = no_map,
+    .unmap = shm_unmap,
+    .pull = no_pull,
+    .send = mail_send,
+    .recv = mail_send,
+    .cast = mail_cast,
+    .progress = no_progress,
+    .event_fd = no_fd,
+    .abort = mail_abort,
+    .close = mail_close,
 };

@@ -3,7 +3,9 @@
 #include "common/base/fault.h"
 #include "tests/xfer/epoch_rig.h"
 
-static const struct rig_opts one_slot = { .n_sources = 1, .n_engines = 2, .src_slots = 1, .slots = XFER_ONE_SLOT };
+static const struct rig_opts one_slot = {
+    .n_sources = 1, .n_engines = 2, .src_slots = 1, .slots = XFER_ONE_SLOT
+};
 
 static void only_what_was_begun_is_published(void **state)
 {
@@ -140,7 +142,9 @@ static void two_slots_and_one_left_behind(void **state)
     t_ok(rig_update(&r, XFER_SHARE, 1), &r.err);
     rig_next(&r, 2);
     t_ok(fl_fault_set("xfer.verified:1=fail", NULL), NULL);
-    q = (struct xfer_request){ .target = { .number = 2 }, .mode = XFER_SHARE, .least_engines = 1,
+    q = (struct xfer_request){ .target = { .number = 2 },
+                               .mode = XFER_SHARE,
+                               .least_engines = 1,
                                .due_ns = fl_loop_now_ns(r.loop) + 5000000000ull };
     t_ok(rig_run(&r, &q), &r.err);
     t_ok(fl_fault_set(NULL, NULL), NULL);

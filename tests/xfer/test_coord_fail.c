@@ -5,10 +5,15 @@
 
 static const struct rig_opts plain = { .n_sources = 1, .n_engines = 2 };
 
-static struct xfer_request request(struct rig *r, enum xfer_kind kind, uint64_t version, unsigned least, uint64_t due_ms)
+static struct xfer_request request(struct rig *r, enum xfer_kind kind, uint64_t version,
+                                   unsigned least, uint64_t due_ms)
 {
-    return (struct xfer_request){ .kind = kind, .target = { .number = version }, .mode = XFER_COPY,
-                                  .slots = r->o.slots, .party = XFER_ALL_PARTIES, .least_engines = least,
+    return (struct xfer_request){ .kind = kind,
+                                  .target = { .number = version },
+                                  .mode = XFER_COPY,
+                                  .slots = r->o.slots,
+                                  .party = XFER_ALL_PARTIES,
+                                  .least_engines = least,
                                   .due_ns = fl_loop_now_ns(r->loop) + due_ms * 1000000 };
 }
 
@@ -61,7 +66,8 @@ static void fill_from_an_engine(void **state)
 
     (void)state;
     for (unsigned ranks = 1; ranks <= 2; ranks++) {
-        rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2, .src_slots = 1, .ranks = ranks });
+        rig_init(&r, &(struct rig_opts){
+                         .n_sources = 1, .n_engines = 2, .src_slots = 1, .ranks = ranks });
         rig_next(&r, 1);
         t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
         t_ok(rig_begin(&r, 2, 5000), &r.err);
@@ -135,7 +141,8 @@ static void presumed_abort(void **state)
     rig_pass(&r, XFER_LEASE_MS - 100);
     t_int_eq(rig_state(rig_engine(&r, 0, 0)), RX_VERIFIED, "the lease is not over");
     rig_pass(&r, 200);
-    rig_until(&r, rig_state(rig_engine(&r, 0, 0)) == RX_SERVING && rig_state(rig_engine(&r, 1, 0)) == RX_SERVING);
+    rig_until(&r, rig_state(rig_engine(&r, 0, 0)) == RX_SERVING &&
+                      rig_state(rig_engine(&r, 1, 0)) == RX_SERVING);
     rig_check_all_serve(&r, 1);
     for (unsigned e = 0; e < 2; e++)
         t_int_eq(rig_engine(&r, e, 0)->rooms, 1, "what was staged is dropped");
@@ -217,7 +224,8 @@ static void a_bucket_bad_everywhere_is_the_sources_fault(void **state)
 
     (void)state;
     for (unsigned i = 1; i <= 16; i++) /* 2 engines, 3 buckets each */
-        n += (size_t)snprintf(spec + n, sizeof(spec) - n, "%sxfer.bucket:%u=fail", i > 1 ? "," : "", i);
+        n += (size_t)snprintf(spec + n, sizeof(spec) - n, "%sxfer.bucket:%u=fail", i > 1 ? "," : "",
+                              i);
     rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2, .bucket_bytes = 32768 });
     rig_next(&r, 1);
     t_ok(fl_fault_set(spec, NULL), NULL);
@@ -258,7 +266,8 @@ static void replicas_that_differ(void **state)
     rig_init(&r, &(struct rig_opts){ .n_sources = 2, .n_engines = 1 });
     for (unsigned i = 0; i < 2; i++)
         rig_write(rig_source(&r, i), 1);
-    ((uint8_t *)xfer_source_data(rig_source(&r, 1)->src, NULL)->addr)[rig_source(&r, 1)->pieces[3].off] ^= 1;
+    ((uint8_t *)xfer_source_data(rig_source(&r, 1)->src, NULL)
+         ->addr)[rig_source(&r, 1)->pieces[3].off] ^= 1;
     rig_publish(&r, 1);
     t_int_eq(rig_update(&r, XFER_COPY, 1), FL_CORRUPT);
     t_has(r.err.text, "trainer 0 and trainer 1 hold different bytes of layer.qkv");
@@ -371,6 +380,39 @@ static void an_offloaded_engine_is_waited_for(void **state)
     rig_fini(&r);
 }
 
+/* The driver ends while one rank of an engine has flipped and the other has not: neither runs a step
+ * until a driver has brought both to one version. */
+static void a_driver_ends_between_two_ranks(void **state)
+{
+    struct rig r;
+    struct xfer_request q;
+    struct rig_proc *ahead, *behind;
+
+    (void)state;
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .ranks = 2 });
+    rig_next(&r, 1);
+    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_next(&r, 2);
+    ahead = rig_engine(&r, 0, 0);
+    behind = rig_engine(&r, 0, 1);
+    behind->hold_flip = true;
+    q = request(&r, XFER_ADVANCE, 2, 0, 20000);
+    rig_start(&r, &q);
+    rig_until(&r, rig_state(ahead) == RX_SERVING && serves(ahead) == 2 && behind->flip_task);
+    rig_coord(&r, 2);
+    rig_pass(&r, 2 * XFER_LEASE_MS);
+    t_true(ahead->paused && behind->paused, "an engine of two versions runs no step");
+    behind->hold_flip = false;
+    fl_post(r.loop, behind->flip_task);
+    behind->flip_task = NULL;
+    rig_until(&r, rig_state(behind) == RX_SERVING);
+    t_true(ahead->paused && behind->paused, "nobody has said yet that both have flipped");
+    t_ok(rig_update(&r, XFER_COPY, 2), &r.err);
+    t_int_eq(r.rep.bytes, 0, "they have it: a word is enough");
+    rig_check_all_serve(&r, 2);
+    rig_fini(&r);
+}
+
 /* ---- one slot ---- */
 
 static void the_ledger_goes_on_where_it_was(void **state)
@@ -461,6 +503,7 @@ int main(void)
         cmocka_unit_test(late_without_a_least_aborts),
         cmocka_unit_test(one_rank_of_an_engine_dies),
         cmocka_unit_test(an_offloaded_engine_is_waited_for),
+        cmocka_unit_test(a_driver_ends_between_two_ranks),
         cmocka_unit_test(the_ledger_goes_on_where_it_was),
         cmocka_unit_test(the_ledger_is_of_one_version),
         cmocka_unit_test(bad_buckets_are_struck_from_the_ledger),

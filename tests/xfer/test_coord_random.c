@@ -15,7 +15,11 @@ static void heal(struct rig *r, uint32_t attempt, enum xfer_mode mode, uint64_t 
     rig_check_all_serve(r, version);
 }
 
-struct sweep_row { const char *name; enum xfer_mode mode; struct rig_opts o; };
+struct sweep_row {
+    const char *name;
+    enum xfer_mode mode;
+    struct rig_opts o;
+};
 /* clang-format off */
 static const struct sweep_row sweep_rows[] = {
     { "copy",             XFER_COPY,  { .n_sources = 1, .n_engines = 1 } },
@@ -26,12 +30,15 @@ static const struct sweep_row sweep_rows[] = {
     { "disk-delta",       XFER_DISK_DELTA, { .n_sources = 1, .n_engines = 1 } },
 };
 /* clang-format on */
-static const char *const places[] = { "xfer.bucket", "xfer.pull", "xfer.room", "xfer.verified", "xfer.commit",
-                                      "xfer.delta_write", "xfer.delta_take", "link.map", "link.pull",
-                                      "link.tcp.listen", "link.tcp.thread", "call.peer", "wire.line" };
+static const char *const places[] = { "xfer.bucket",     "xfer.pull",       "xfer.room",
+                                      "xfer.verified",   "xfer.commit",     "xfer.delta_write",
+                                      "xfer.delta_take", "link.map",        "link.pull",
+                                      "link.tcp.listen", "link.tcp.thread", "call.peer",
+                                      "wire.line" };
 
 /* One update in which a place fails; true: it failed. */
-static bool one_fault(const struct sweep_row *w, unsigned round, void (*arm)(unsigned), unsigned nth, bool *met)
+static bool one_fault(const struct sweep_row *w, unsigned round, void (*arm)(unsigned),
+                      unsigned nth, bool *met)
 {
     struct rig_opts o = w->o;
     char delta[48], local[48];
@@ -48,7 +55,9 @@ static bool one_fault(const struct sweep_row *w, unsigned round, void (*arm)(uns
     rig_next(&r, 1);
     t_true(rig_update(&r, w->mode, 1) == FL_OK, "%s: %s", w->name, r.err.text);
     rig_next(&r, 2);
-    q = (struct xfer_request){ .target = { .number = 2 }, .mode = w->mode, .slots = o.slots,
+    q = (struct xfer_request){ .target = { .number = 2 },
+                               .mode = w->mode,
+                               .slots = o.slots,
                                .due_ns = fl_loop_now_ns(r.loop) + 2000000000ull };
     arm(nth);
     failed = rig_run(&r, &q) != FL_OK;
@@ -78,7 +87,8 @@ static void each_place_in_each_mode(void **state)
 
         for (unsigned p = 0; p < FL_LEN(places); p++)
             failures += one_fault(&sweep_rows[i], round_no++, arm_named, p, &met);
-        t_true(failures >= 2, "%s: %u failures: the faults are not met", sweep_rows[i].name, failures);
+        t_true(failures >= 2, "%s: %u failures: the faults are not met", sweep_rows[i].name,
+               failures);
     }
 }
 
@@ -128,10 +138,14 @@ static void release_all(struct walk *w)
 
 static void start_update(struct walk *w)
 {
-    struct xfer_request q = { .kind = pick(w, 4) ? XFER_ADVANCE : XFER_FILL, .target = { .number = w->version },
-                              .mode = w->mode, .slots = w->r.o.slots, .party = XFER_ALL_PARTIES,
+    struct xfer_request q = { .kind = pick(w, 4) ? XFER_ADVANCE : XFER_FILL,
+                              .target = { .number = w->version },
+                              .mode = w->mode,
+                              .slots = w->r.o.slots,
+                              .party = XFER_ALL_PARTIES,
                               .least_engines = (unsigned)pick(w, 3),
-                              .due_ns = fl_loop_now_ns(w->r.loop) + (500 + pick(w, 5000)) * 1000000 };
+                              .due_ns =
+                                  fl_loop_now_ns(w->r.loop) + (500 + pick(w, 5000)) * 1000000 };
 
     if (!w->r.running && !w->r.p[0].waiting)
         rig_start(&w->r, &q);
@@ -154,8 +168,9 @@ static void next_version(struct walk *w)
         return;
     if (!w->began) {
         p->wait.done = on_begun;
-        w->began = xfer_source_begin(p->src, w->version + 1, fl_loop_now_ns(w->r.loop) + 2000000000ull, &p->wait,
-                                     NULL) == FL_OK;
+        w->began =
+            xfer_source_begin(p->src, w->version + 1, fl_loop_now_ns(w->r.loop) + 2000000000ull,
+                              &p->wait, NULL) == FL_OK;
         p->waiting = w->began;
         return;
     }
@@ -182,8 +197,8 @@ static void restart_engine(struct walk *w)
 static void one_event(struct walk *w)
 {
     char spec[64];
-    static const char *const names[] = { "xfer.bucket", "xfer.pull", "xfer.room", "xfer.verified", "xfer.commit",
-                                         "link.map", "link.pull" };
+    static const char *const names[] = { "xfer.bucket", "xfer.pull", "xfer.room", "xfer.verified",
+                                         "xfer.commit", "link.map",  "link.pull" };
     struct rig_proc *p = rig_engine(&w->r, (unsigned)pick(w, w->r.o.n_engines), 0);
 
     switch (pick(w, 14)) {
@@ -216,7 +231,8 @@ static void one_event(struct walk *w)
         release_all(w);
         break;
     case 12:
-        snprintf(spec, sizeof(spec), "%s:%u=fail", names[pick(w, FL_LEN(names))], 1 + (unsigned)pick(w, 3));
+        snprintf(spec, sizeof(spec), "%s:%u=fail", names[pick(w, FL_LEN(names))],
+                 1 + (unsigned)pick(w, 3));
         t_ok(fl_fault_set(spec, NULL), NULL);
         break;
     default:
@@ -240,7 +256,8 @@ static void settle(struct walk *w)
     if (w->began)
         next_version(w);
     rig_until(r, !r->p[0].waiting);
-    t_true(rig_update(r, w->mode, w->version) == FL_OK, "seed walk %s: %s", xfer_mode_name(w->mode), r->err.text);
+    t_true(rig_update(r, w->mode, w->version) == FL_OK, "seed walk %s: %s", xfer_mode_name(w->mode),
+           r->err.text);
     rig_check_all_serve(r, w->version);
 }
 
@@ -269,9 +286,13 @@ static uint64_t base;
 
 static void any_order(void **state)
 {
-    static const struct { enum xfer_mode mode; struct rig_opts o; } rows[] = {
+    static const struct {
+        enum xfer_mode mode;
+        struct rig_opts o;
+    } rows[] = {
         { XFER_COPY, { .n_sources = 1, .n_engines = 3, .bucket_bytes = 32768 } },
-        { XFER_COPY, { .n_sources = 1, .n_engines = 2, .slots = XFER_ONE_SLOT, .bucket_bytes = 32768 } },
+        { XFER_COPY,
+          { .n_sources = 1, .n_engines = 2, .slots = XFER_ONE_SLOT, .bucket_bytes = 32768 } },
         { XFER_COPY, { .n_sources = 1, .n_engines = 2, .src_slots = 1, .bucket_bytes = 32768 } },
         { XFER_SHARE, { .n_sources = 1, .n_engines = 2 } },
         { XFER_SHARE, { .n_sources = 1, .n_engines = 2, .src_slots = 1, .slots = XFER_ONE_SLOT } },

@@ -12,12 +12,16 @@ static const struct link_ops *const mails[] = { &link_mail };
 static void stalled(struct rig *r, enum xfer_slots slots, struct xfer_request *q, uint64_t due_ms)
 {
     stall = (struct stall){ 0 };
-    rig_init(r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .slots = slots, .links = stalls, .n_links = 1 });
+    rig_init(r,
+             &(struct rig_opts){
+                 .n_sources = 1, .n_engines = 1, .slots = slots, .links = stalls, .n_links = 1 });
     rig_next(r, 1);
     t_ok(rig_update(r, XFER_COPY, 1), &r->err);
     rig_next(r, 2);
     stall.stall_pulls = stall.stall_quiet = true;
-    *q = (struct xfer_request){ .target = { .number = 2 }, .mode = XFER_COPY, .slots = slots,
+    *q = (struct xfer_request){ .target = { .number = 2 },
+                                .mode = XFER_COPY,
+                                .slots = slots,
                                 .due_ns = fl_loop_now_ns(r->loop) + due_ms * 1000000 };
     rig_start(r, q);
     rig_until(r, stall.waiting > 0);
@@ -67,7 +71,8 @@ static void a_newer_epoch_waits_for_quiet(void **state)
         rig_until(&r, stall.quiets == 1);
         for (unsigned k = 0; k < 200; k++)
             rig_turn(&r);
-        t_true(r.running && stall.waiting == 0, "nothing has begun in the slot: %d %s", r.st, r.err.text);
+        t_true(r.running && stall.waiting == 0, "nothing has begun in the slot: %d %s", r.st,
+               r.err.text);
         rig_check(&r);
         stall.stall_pulls = stall.stall_quiet = false;
         stall_quiet_now();
@@ -80,7 +85,11 @@ static void a_newer_epoch_waits_for_quiet(void **state)
 
 /* ---- both sides act ---- */
 
-struct mail_row { const char *name; enum xfer_mode mode; struct rig_opts o; };
+struct mail_row {
+    const char *name;
+    enum xfer_mode mode;
+    struct rig_opts o;
+};
 /* clang-format off */
 static const struct mail_row mail_rows[] = {
     { "p2p",                XFER_P2P,       { .n_sources = 1, .n_engines = 2 } },
@@ -104,7 +113,8 @@ static void sent_and_cast(void **state)
         rig_init(&r, &o);
         for (uint64_t v = 0; v < 4; v++) {
             rig_next(&r, v);
-            t_true(rig_update(&r, mail_rows[i].mode, v) == FL_OK, "%s: %s", mail_rows[i].name, r.err.text);
+            t_true(rig_update(&r, mail_rows[i].mode, v) == FL_OK, "%s: %s", mail_rows[i].name,
+                   r.err.text);
             rig_check_all_serve(&r, v);
         }
         rig_fini(&r);
@@ -119,12 +129,15 @@ static void a_cast_that_breaks(void **state)
     struct xfer_request q;
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 3, .links = mails, .n_links = 1 });
+    rig_init(&r,
+             &(struct rig_opts){ .n_sources = 1, .n_engines = 3, .links = mails, .n_links = 1 });
     rig_next(&r, 1);
     t_ok(rig_update(&r, XFER_BROADCAST, 1), &r.err);
     rig_next(&r, 2);
     mail_cut(true);
-    q = (struct xfer_request){ .target = { .number = 2 }, .mode = XFER_BROADCAST, .least_engines = 1,
+    q = (struct xfer_request){ .target = { .number = 2 },
+                               .mode = XFER_BROADCAST,
+                               .least_engines = 1,
                                .due_ns = fl_loop_now_ns(r.loop) + 5000000000ull };
     t_int_eq(rig_run(&r, &q), FL_UNREACHABLE);
     rig_check_all_serve(&r, 1);
@@ -152,17 +165,24 @@ static void parcels_cover_each_byte_once(void **state)
         struct fl_err err = { 0 };
 
         for (size_t i = 0; i < n; i++) {
-            uint64_t run = t_random(&seed) % (round % 3 ? 3000 : 200000) + 1, gap = t_random(&seed) % 3 ? 0 : 64;
+            uint64_t run = t_random(&seed) % (round % 3 ? 3000 : 200000) + 1,
+                     gap = t_random(&seed) % 3 ? 0 : 64;
             uint32_t rows = 1 + (uint32_t)(t_random(&seed) % 9);
 
-            segs[i] = (struct link_seg){ .from_off = from, .to_off = to, .run_bytes = run, .from_step = run + gap,
-                                         .to_step = run, .byte_step = run, .rows = rows, .tensor = (uint32_t)i };
+            segs[i] = (struct link_seg){ .from_off = from,
+                                         .to_off = to,
+                                         .run_bytes = run,
+                                         .from_step = run + gap,
+                                         .to_step = run,
+                                         .byte_step = run,
+                                         .rows = rows,
+                                         .tensor = (uint32_t)i };
             from += rows * (run + gap);
             to += rows * run;
             all += rows * run;
         }
         uint8_t *a = malloc(from), *b = calloc(1, to), *packed = malloc(PARCEL_PACKED_MAX);
-        uint64_t (*sent)[2] = calloc(n, 16), (*got)[2] = calloc(n, 16), bytes = 0;
+        uint64_t(*sent)[2] = calloc(n, 16), (*got)[2] = calloc(n, 16), bytes = 0;
 
         for (uint64_t i = 0; i < from; i++)
             a[i] = (uint8_t)t_random(&seed);

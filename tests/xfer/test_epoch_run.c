@@ -50,11 +50,13 @@ static void each_mode(void **state)
         rig_init(&r, &o);
         for (uint64_t v = 0; v < 5; v++) {
             rig_next(&r, v);
-            t_true(rig_update(&r, w->mode, v) == FL_OK, "%s, version %" PRIu64 ": %s", w->name, v, r.err.text);
+            t_true(rig_update(&r, w->mode, v) == FL_OK, "%s, version %" PRIu64 ": %s", w->name, v,
+                   r.err.text);
             t_int_eq(r.rep.n_committed, w->o.n_engines, "%s", w->name);
             t_int_eq(r.rep.n_left_behind, 0, "%s: %s", w->name, r.rep.first_left_behind.text);
             t_int_eq(r.rep.now.number, v);
-            t_true((r.rep.bytes == 0) == (w->mode == XFER_SHARE), "%s moved %" PRIu64, w->name, r.rep.bytes);
+            t_true((r.rep.bytes == 0) == (w->mode == XFER_SHARE), "%s moved %" PRIu64, w->name,
+                   r.rep.bytes);
             rig_check_all_serve(&r, v);
         }
         rig_fini(&r);
@@ -67,7 +69,9 @@ static void a_delta_trainer_that_went_back(void **state)
     struct rig r;
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .delta_dir = t_path("back"),
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1,
+                                     .n_engines = 1,
+                                     .delta_dir = t_path("back"),
                                      .local_dir = t_path("back-local") });
     for (uint64_t v = 1; v < 4; v++) {
         rig_next(&r, v);
@@ -87,10 +91,14 @@ static void a_delta_trainer_that_went_back(void **state)
 static void a_delta_is_written_once(void **state)
 {
     struct rig r;
-    struct xfer_request q = { .kind = XFER_FILL, .mode = XFER_DISK_DELTA, .party = 1, .due_ns = UINT64_MAX };
+    struct xfer_request q = {
+        .kind = XFER_FILL, .mode = XFER_DISK_DELTA, .party = 1, .due_ns = UINT64_MAX
+    };
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2, .delta_dir = t_path("once"),
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1,
+                                     .n_engines = 2,
+                                     .delta_dir = t_path("once"),
                                      .local_dir = t_path("once-local") });
     rig_next(&r, 1);
     t_ok(rig_update(&r, XFER_DISK_DELTA, 1), &r.err);

@@ -74,7 +74,8 @@ static void each_pair(void **state)
             if (!is_begin(e))
                 t_int_eq(st, FL_OK, "%s on %s", where, what);
             else
-                t_int_eq(st, w && w->act != RX_DO_GIVE_WAY ? FL_OK : FL_AGAIN, "%s on %s", where, what);
+                t_int_eq(st, w && w->act != RX_DO_GIVE_WAY ? FL_OK : FL_AGAIN, "%s on %s", where,
+                         what);
             t_true(xfer_epoch_cmp(&m.seen, st == FL_OK && is_begin(e) ? &newer : &now) == 0,
                    "%s on %s: what was refused is not seen", where, what);
         }
@@ -152,7 +153,8 @@ static void versions(void **state)
     t_true(!m.has_version && m.state == RX_DIRTY, "and there is no way back to it");
 }
 
-/* From every state every other can be reached, but that nothing leads to EMPTY once there is a version. */
+/* From every state every other can be reached, but that nothing leads to EMPTY once there is a
+ * version. */
 static void no_dead_ends(void **state)
 {
     (void)state;
@@ -172,7 +174,8 @@ static void no_dead_ends(void **state)
         }
         t_true(seen[RX_SERVING], "%s never serves again", rx_state_name(from));
         for (unsigned to = 0; to < RX_STATES; to++)
-            t_true(seen[to] || to == RX_EMPTY, "%s is not reached from %s", rx_state_name(to), rx_state_name(from));
+            t_true(seen[to] || to == RX_EMPTY, "%s is not reached from %s", rx_state_name(to),
+                   rx_state_name(from));
     }
 }
 

@@ -9,7 +9,8 @@
 
 /* ---- one call a member ---- */
 
-static void on_reply(struct call_op *op, enum fl_status st, const struct wire_msg *reply, const struct fl_err *err)
+static void on_reply(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
+                     const struct fl_err *err)
 {
     struct co_member *m = container_of(op, struct co_member, op);
 
@@ -41,8 +42,8 @@ void co_quiet(struct co_member *m)
         call_cancel(&m->op);
 }
 
-void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg, struct fl_bytes blob,
-             uint64_t due_ns, co_heard heard)
+void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg,
+             struct fl_bytes blob, uint64_t due_ns, co_heard heard)
 {
     struct call_args a = { .method = method, .lane = XFER_LANE, .due_ns = due_ns, .blob = blob };
     struct fl_err err = { 0 };
@@ -130,7 +131,8 @@ bool co_note_state(struct co_member *m, const struct wire_msg *reply, struct fl_
     return msg_read_state(reply, &m->st, err) == FL_OK;
 }
 
-static enum fl_status note_report(struct co_member *m, const struct wire_msg *reply, struct fl_err *err)
+static enum fl_status note_report(struct co_member *m, const struct wire_msg *reply,
+                                  struct fl_err *err)
 {
     struct xfer_manifest *fresh = NULL;
     struct xfer_state st;
@@ -150,7 +152,8 @@ static enum fl_status note_report(struct co_member *m, const struct wire_msg *re
     if (!m->manifest)
         return fl_fail(err, FL_CORRUPT, "a report without a manifest");
     if (!note_digests(m, reply->blob))
-        return fl_fail(err, FL_EXHAUSTED, "no memory for %zu digests", (size_t)st.digest_bytes / 16);
+        return fl_fail(err, FL_EXHAUSTED, "no memory for %zu digests",
+                       (size_t)st.digest_bytes / 16);
     m->known = m->fresh = true;
     return FL_OK;
 }
@@ -179,7 +182,8 @@ static void ask_report(struct co_member *m)
     r.has_known = m->manifest != NULL;
     if (m->manifest)
         r.known = msg_hash(m->st.manifest);
-    co_call(m, FL_XFER_RECONCILE, &r.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_RECONCILE_MS), heard_report);
+    co_call(m, FL_XFER_RECONCILE, &r.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_RECONCILE_MS),
+            heard_report);
 }
 
 static bool anyone(const struct co_member *m)
@@ -188,15 +192,17 @@ static bool anyone(const struct co_member *m)
     return true;
 }
 
-void co_reconcile(struct xfer_coord *c, void (*over)(void *arg, enum fl_status st, const struct fl_err *err))
+void co_reconcile(struct xfer_coord *c,
+                  void (*over)(void *arg, enum fl_status st, const struct fl_err *err))
 {
     for (struct co_member *m = c->members; m; m = m->next) {
-        m->fresh = m->gives = m->verifying = false;
+        m->fresh = m->gives = false;
         m->phase = CO_OUT;
         m->why = (struct fl_err){ 0 };
         m->n_parts = 0;
     }
-    co_step_begin(c, CO_RECONCILE, "reconcile", co_due(c, COORD_RECONCILE_MS), anyone, ask_report, over);
+    co_step_begin(c, CO_RECONCILE, "reconcile", co_due(c, COORD_RECONCILE_MS), anyone, ask_report,
+                  over);
 }
 
 /* ---- members ---- */
@@ -239,7 +245,8 @@ static void member_gone(struct co_member *m, const struct fl_err *cause)
     fl_timer_cancel(&m->watch_again);
     if (m->watching)
         call_cancel(&m->watch_op);
-    fl_fail(&m->why, FL_UNREACHABLE, "%s is gone: %s", m->me.name, cause && cause->text[0] ? cause->text : "ended");
+    fl_fail(&m->why, FL_UNREACHABLE, "%s is gone: %s", m->me.name,
+            cause && cause->text[0] ? cause->text : "ended");
     if (m->c->step != CO_IDLE)
         co_run_gone(m);
     if (m->mustered && m->c->muster)
@@ -259,8 +266,8 @@ void xfer_coord_gone(struct xfer_coord *c, struct fl_seat_ref who, const struct 
     }
 }
 
-static enum fl_status member_add(struct xfer_coord *c, struct call_peer *peer, const struct xfer_member *me,
-                                 bool source, struct fl_err *err)
+static enum fl_status member_add(struct xfer_coord *c, struct call_peer *peer,
+                                 const struct xfer_member *me, bool source, struct fl_err *err)
 {
     struct fl_err replaced = { 0 };
     struct co_member *m, **last = &c->members;
@@ -288,22 +295,22 @@ static enum fl_status member_add(struct xfer_coord *c, struct call_peer *peer, c
     return FL_OK;
 }
 
-enum fl_status xfer_coord_add_source(struct xfer_coord *c, struct call_peer *peer, const struct xfer_member *m,
-                                     struct fl_err *err)
+enum fl_status xfer_coord_add_source(struct xfer_coord *c, struct call_peer *peer,
+                                     const struct xfer_member *m, struct fl_err *err)
 {
     return member_add(c, peer, m, true, err);
 }
 
-enum fl_status xfer_coord_add_engine(struct xfer_coord *c, struct call_peer *peer, const struct xfer_member *m,
-                                     struct fl_err *err)
+enum fl_status xfer_coord_add_engine(struct xfer_coord *c, struct call_peer *peer,
+                                     const struct xfer_member *m, struct fl_err *err)
 {
     return member_add(c, peer, m, false, err);
 }
 
 /* ---- life ---- */
 
-enum fl_status xfer_coord_create(struct fl_loop *l, const struct xfer_coord_opts *o, struct xfer_coord **out,
-                                 struct fl_err *err)
+enum fl_status xfer_coord_create(struct fl_loop *l, const struct xfer_coord_opts *o,
+                                 struct xfer_coord **out, struct fl_err *err)
 {
     struct xfer_coord *c = calloc(1, sizeof(*c));
 
@@ -315,7 +322,8 @@ enum fl_status xfer_coord_create(struct fl_loop *l, const struct xfer_coord_opts
     c->delta_dir = o->delta_dir ? strdup(o->delta_dir) : NULL;
     if (!FL_COPY(c->set, o->set) || (o->delta_dir && !c->delta_dir)) {
         free(c);
-        return fl_fail(err, FL_INVALID, "the name \"%s\" of a set of weights is longer than %zu bytes", o->set,
+        return fl_fail(err, FL_INVALID,
+                       "the name \"%s\" of a set of weights is longer than %zu bytes", o->set,
                        sizeof(c->set) - 1);
     }
     c->o.set = c->set;
@@ -324,11 +332,12 @@ enum fl_status xfer_coord_create(struct fl_loop *l, const struct xfer_coord_opts
     return FL_OK;
 }
 
-enum fl_status xfer_start(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r, struct fl_err *err)
+enum fl_status xfer_start(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r,
+                          struct fl_err *err)
 {
     if (c->run || c->next_run)
-        return fl_fail(err, FL_AGAIN, "an update of \"%s\" is in flight: epoch %u.%u", c->set, c->epoch.attempt,
-                       c->epoch.seq);
+        return fl_fail(err, FL_AGAIN, "an update of \"%s\" is in flight: epoch %u.%u", c->set,
+                       c->epoch.attempt, c->epoch.seq);
     if (c->step != CO_IDLE) { /* a source's begin is being granted: right after it */
         c->next_req = *req;
         c->next_run = r;
@@ -353,8 +362,8 @@ void xfer_coord_destroy(struct xfer_coord *c)
     c->step = CO_IDLE;
     co_sweep(c);
     if (run) {
-        fl_fail(&err, FL_CANCELLED, "the coordinator of \"%s\" ends in epoch %u.%u", c->set, c->epoch.attempt,
-                c->epoch.seq);
+        fl_fail(&err, FL_CANCELLED, "the coordinator of \"%s\" ends in epoch %u.%u", c->set,
+                c->epoch.attempt, c->epoch.seq);
         run->done(run, FL_CANCELLED, &c->rep, &err);
     }
     xfer_plan_destroy(c->plan);

@@ -1,4 +1,5 @@
-/* transport/xfer/coord_grant.c - begin() of a source: granted when no engine reads what will be written
+/* transport/xfer/coord_grant.c - begin() of a source: granted when no engine reads what will be
+ * written
  *
  * Engines that serve from the pages in question are made DIRTY first; with one slot these are all
  * that share, with two those that were left behind. */
@@ -26,7 +27,8 @@ static void on_watch_again(struct fl_timer *t, uint64_t now_ns)
     co_watch(container_of(t, struct co_member, watch_again));
 }
 
-static void on_watched(struct call_op *op, enum fl_status st, const struct wire_msg *reply, const struct fl_err *err)
+static void on_watched(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
+                       const struct fl_err *err)
 {
     struct co_member *m = container_of(op, struct co_member, watch_op);
     struct xfer_state s;
@@ -44,7 +46,8 @@ static void on_watched(struct call_op *op, enum fl_status st, const struct wire_
         m->told = m->asked = s.asked;
         m->wants_number = s.wants_number;
         m->wants_slot = s.wants_slot;
-        m->wants_due_ns = co_due(m->c, s.wants_ms - s.wants_ms / 8); /* the answer has to be there in time */
+        m->wants_due_ns =
+            co_due(m->c, s.wants_ms - s.wants_ms / 8); /* the answer has to be there in time */
         co_grant_next(m->c);
     }
     co_watch(m);
@@ -53,7 +56,8 @@ static void on_watched(struct call_op *op, enum fl_status st, const struct wire_
 void co_watch(struct co_member *m)
 {
     Fl__XferWatch w = FL__XFER_WATCH__INIT;
-    struct call_args a = { .method = FL_XFER_WATCH, .lane = XFER_LANE,
+    struct call_args a = { .method = FL_XFER_WATCH,
+                           .lane = XFER_LANE,
                            .due_ns = co_due(m->c, 2 * COORD_WATCH_MS) };
     enum fl_status st;
 
@@ -78,7 +82,8 @@ void co_watch(struct co_member *m)
 
 /* ---- one question at a time ---- */
 
-static void heard_grant(struct co_member *m, enum fl_status st, const struct wire_msg *reply, const struct fl_err *err)
+static void heard_grant(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                        const struct fl_err *err)
 {
     (void)reply;
     if (st == FL_UNREACHABLE)
@@ -97,8 +102,8 @@ static void ask_grant(struct co_member *m)
     g.asked = m->asked;
     msg_error(&m->c->why, &e);
     g.refused = m->c->why.status != FL_OK ? &e : NULL;
-    co_call(m, FL_XFER_GRANT, &g.base, (struct fl_bytes){ 0 }, m->wants_due_ns + COORD_END_MS * 1000000ull,
-            heard_grant);
+    co_call(m, FL_XFER_GRANT, &g.base, (struct fl_bytes){ 0 },
+            m->wants_due_ns + COORD_END_MS * 1000000ull, heard_grant);
 }
 
 static bool is_granting(const struct co_member *m)
@@ -110,9 +115,11 @@ static void grant_say(struct xfer_coord *c, const struct fl_err *refused)
 {
     c->why = refused ? *refused : (struct fl_err){ 0 };
     if (refused)
-        fl_warn("weights begin refused set=%s member=\"%s\" why=\"%s\"", c->set, c->granting->me.name, refused->text);
+        fl_warn("weights begin refused set=%s member=\"%s\" why=\"%s\"", c->set,
+                c->granting->me.name, refused->text);
     c->granting->wants = false;
-    co_step_begin(c, CO_GRANT, "grant", co_due(c, COORD_END_MS), is_granting, ask_grant, grant_over);
+    co_step_begin(c, CO_GRANT, "grant", co_due(c, COORD_END_MS), is_granting, ask_grant,
+                  grant_over);
 }
 
 static void grant_over(void *arg, enum fl_status st, const struct fl_err *err)
@@ -144,7 +151,8 @@ static bool is_holder(const struct co_member *m)
     return reads_slot(m, m->c->granting);
 }
 
-static void heard_open(struct co_member *m, enum fl_status st, const struct wire_msg *reply, const struct fl_err *why)
+static void heard_open(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                       const struct fl_err *why)
 {
     struct fl_err err = why ? *why : (struct fl_err){ 0 };
 
@@ -178,8 +186,10 @@ static void ask_open(struct co_member *m)
     b.plan = b.part = msg_hash(none);
     b.has_open = b.open = b.has_open_slot = true;
     b.open_slot = c->granting->wants_slot;
-    fl_muster_at(c->muster, m->muster_at, "reads slot %u of %s", c->granting->wants_slot, c->granting->me.name);
-    co_call(m, FL_XFER_BEGIN, &b.base, (struct fl_bytes){ 0 }, c->granting->wants_due_ns, heard_open);
+    fl_muster_at(c->muster, m->muster_at, "reads slot %u of %s", c->granting->wants_slot,
+                 c->granting->me.name);
+    co_call(m, FL_XFER_BEGIN, &b.base, (struct fl_bytes){ 0 }, c->granting->wants_due_ns,
+            heard_open);
 }
 
 static void opened_over(void *arg, enum fl_status st, const struct fl_err *err)
@@ -191,14 +201,17 @@ static void opened_over(void *arg, enum fl_status st, const struct fl_err *err)
         grant_say(c, NULL); /* all are dirty, or gone */
         return;
     }
-    fl_fail(&why, FL_TIMEOUT, "begin of version %" PRIu64 ": %s", c->granting->wants_number, err->text);
+    fl_fail(&why, FL_TIMEOUT, "begin of version %" PRIu64 ": %s", c->granting->wants_number,
+            err->text);
     grant_say(c, &why);
 }
 
-/* It has just said what it reads, or was at rest when it was last heard and cannot have moved since. */
+/* It has just said what it reads, or was at rest when it was last heard and cannot have moved
+ * since. */
 static bool is_settled(const struct co_member *m)
 {
-    return m->fresh || (m->known && !m->st.maps && (m->st.state == RX_EMPTY || m->st.state == RX_SERVING));
+    return m->fresh ||
+           (m->known && !m->st.maps && (m->st.state == RX_EMPTY || m->st.state == RX_SERVING));
 }
 
 static void reported_over(void *arg, enum fl_status st, const struct fl_err *err)
@@ -211,9 +224,12 @@ static void reported_over(void *arg, enum fl_status st, const struct fl_err *err
     (void)err;
     for (const struct co_member *m = c->members; m; m = m->next) {
         if (!m->source && !m->gone && !is_settled(m) && why.status == FL_OK)
-            fl_fail(&why, FL_TIMEOUT, "begin of version %" PRIu64 ": %s does not say whether it reads slot %u of %s",
-                    c->granting->wants_number, m->me.name, c->granting->wants_slot, c->granting->me.name);
-        if (!m->gone && m->known && m->st.seen.attempt == c->o.attempt && m->st.seen.seq > c->epoch.seq)
+            fl_fail(&why, FL_TIMEOUT,
+                    "begin of version %" PRIu64 ": %s does not say whether it reads slot %u of %s",
+                    c->granting->wants_number, m->me.name, c->granting->wants_slot,
+                    c->granting->me.name);
+        if (!m->gone && m->known && m->st.seen.attempt == c->o.attempt &&
+            m->st.seen.seq > c->epoch.seq)
             c->epoch.seq = m->st.seen.seq;
         holders += reads_slot(m, c->granting);
     }
@@ -226,7 +242,8 @@ static void reported_over(void *arg, enum fl_status st, const struct fl_err *err
         return;
     }
     c->epoch.seq++;
-    co_step_begin(c, CO_OPEN, "give up a slot", c->granting->wants_due_ns, is_holder, ask_open, opened_over);
+    co_step_begin(c, CO_OPEN, "give up a slot", c->granting->wants_due_ns, is_holder, ask_open,
+                  opened_over);
 }
 
 void co_grant_next(struct xfer_coord *c)

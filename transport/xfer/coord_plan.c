@@ -19,7 +19,8 @@ static struct co_tensor *tensor_of(struct xfer_coord *c, const char *name)
 }
 
 /* The names of all givers' tensors, sorted, each once. They are borrowed from the manifests. */
-static enum fl_status list_tensors(struct xfer_coord *c, bool (*who)(const struct co_member *m), struct fl_err *err)
+static enum fl_status list_tensors(struct xfer_coord *c, bool (*who)(const struct co_member *m),
+                                   struct fl_err *err)
 {
     size_t n = 0, kept = 0;
 
@@ -56,7 +57,8 @@ static bool is_source(const struct co_member *m)
     return m->source && !m->gone && m->fresh;
 }
 
-static bool box_same(const struct xfer_tensor *t, const struct xfer_box *a, const struct xfer_box *b)
+static bool box_same(const struct xfer_tensor *t, const struct xfer_box *a,
+                     const struct xfer_box *b)
 {
     return memcmp(a->at, b->at, t->ndim * sizeof(a->at[0])) == 0 &&
            memcmp(a->len, b->len, t->ndim * sizeof(a->len[0])) == 0;
@@ -74,7 +76,8 @@ static const struct co_member *replica_of(const struct co_member *m, size_t piec
         for (size_t i = 0; i < n; i++) {
             const struct xfer_piece *q = &o->manifest->pieces[i];
 
-            if (strcmp(o->manifest->tensors[q->tensor].name, t->name) == 0 && box_same(t, &p->box, &q->box)) {
+            if (strcmp(o->manifest->tensors[q->tensor].name, t->name) == 0 &&
+                box_same(t, &p->box, &q->box)) {
                 *at = i;
                 return o;
             }
@@ -92,11 +95,13 @@ static const struct co_member *replica_quick(const struct co_member *m, size_t p
 
     while (o && !is_source(o))
         o = o->next;
-    if (o && o != m && o->manifest->hash[0] == m->manifest->hash[0] && o->manifest->hash[1] == m->manifest->hash[1]) {
+    if (o && o != m && o->manifest->hash[0] == m->manifest->hash[0] &&
+        o->manifest->hash[1] == m->manifest->hash[1]) {
         *at = piece;
         return o;
     }
-    return o == m && m->manifest->n_pieces == m->manifest->n_tensors ? NULL : replica_of(m, piece, at);
+    return o == m && m->manifest->n_pieces == m->manifest->n_tensors ? NULL
+                                                                     : replica_of(m, piece, at);
 }
 
 static enum fl_status add_source(struct xfer_coord *c, const struct co_member *m, uint64_t *bytes,
@@ -109,8 +114,10 @@ static enum fl_status add_source(struct xfer_coord *c, const struct co_member *m
         size_t at;
         const struct co_member *o = replica_quick(m, i, &at);
 
-        if (o && at < o->n_digests && memcmp(o->digests[at], m->digests[i], sizeof(m->digests[i])) != 0)
-            return fl_fail(err, FL_CORRUPT, "%s and %s hold different bytes of %s in version %" PRIu64, o->me.name,
+        if (o && at < o->n_digests &&
+            memcmp(o->digests[at], m->digests[i], sizeof(m->digests[i])) != 0)
+            return fl_fail(err, FL_CORRUPT,
+                           "%s and %s hold different bytes of %s in version %" PRIu64, o->me.name,
                            m->me.name, t->name, m->st.published);
         if (o)
             continue;
@@ -121,7 +128,8 @@ static enum fl_status add_source(struct xfer_coord *c, const struct co_member *m
     return FL_OK;
 }
 
-static enum fl_status check_cover(const struct xfer_coord *c, const uint64_t *bytes, struct fl_err *err)
+static enum fl_status check_cover(const struct xfer_coord *c, const uint64_t *bytes,
+                                  struct fl_err *err)
 {
     for (const struct co_member *m = c->members; m; m = m->next)
         for (size_t i = 0; is_source(m) && i < m->manifest->n_tensors; i++) {
@@ -130,7 +138,8 @@ static enum fl_status check_cover(const struct xfer_coord *c, const uint64_t *by
 
             if (bytes[ct - c->tensors] != xfer_tensor_bytes(t))
                 return fl_fail(err, FL_INVALID,
-                               "the sources' pieces of %s have %" PRIu64 " bytes together, the tensor has %" PRIu64
+                               "the sources' pieces of %s have %" PRIu64
+                               " bytes together, the tensor has %" PRIu64
                                ": boxes of two ranks must be the same or apart",
                                t->name, bytes[ct - c->tensors], xfer_tensor_bytes(t));
         }
@@ -150,8 +159,9 @@ static enum fl_status published(struct xfer_coord *c, struct xfer_version *out, 
         if (!m->st.has_published || m->n_digests < m->manifest->n_pieces)
             return fl_fail(err, FL_AGAIN, "%s is writing", m->me.name);
         if (first && first->st.published != m->st.published)
-            return fl_fail(err, FL_AGAIN, "%s has published version %" PRIu64 ", %s version %" PRIu64, first->me.name,
-                           first->st.published, m->me.name, m->st.published);
+            return fl_fail(err, FL_AGAIN,
+                           "%s has published version %" PRIu64 ", %s version %" PRIu64,
+                           first->me.name, first->st.published, m->me.name, m->st.published);
         first = first ? first : m;
     }
     if (!first)
@@ -173,8 +183,8 @@ static enum fl_status published(struct xfer_coord *c, struct xfer_version *out, 
 
 /* ---- parties ---- */
 
-static bool party_all(const struct xfer_coord *c, uint32_t party, bool (*is)(const struct co_member *m, const void *arg),
-                      const void *arg)
+static bool party_all(const struct xfer_coord *c, uint32_t party,
+                      bool (*is)(const struct co_member *m, const void *arg), const void *arg)
 {
     bool any = false;
 
@@ -189,12 +199,14 @@ static bool party_all(const struct xfer_coord *c, uint32_t party, bool (*is)(con
 
 static bool serves(const struct co_member *m, const void *version)
 {
-    return m->fresh && m->st.has_serving && m->st.state != RX_DIRTY && xfer_version_same(&m->st.serving, version);
+    return m->fresh && m->st.has_serving && m->st.state != RX_DIRTY &&
+           xfer_version_same(&m->st.serving, version);
 }
 
 static bool can_give(const struct co_member *m, const void *version)
 {
-    return serves(m, version) && !m->st.maps && !m->st.offloaded && m->n_digests >= m->manifest->n_tensors;
+    return serves(m, version) && !m->st.maps && !m->st.offloaded &&
+           m->n_digests >= m->manifest->n_tensors;
 }
 
 static bool is_fresh(const struct co_member *m, const void *arg)
@@ -212,14 +224,16 @@ static bool is_first(const struct co_member *m)
 }
 
 /* What most engines serve: the current version when the sources have gone on, or are gone. */
-static bool most_served(const struct xfer_coord *c, const uint64_t *number, struct xfer_version *out)
+static bool most_served(const struct xfer_coord *c, const uint64_t *number,
+                        struct xfer_version *out)
 {
     unsigned best = 0;
 
     for (const struct co_member *m = c->members; m; m = m->next) {
         unsigned n = 0;
 
-        if (!is_first(m) || !m->fresh || !m->st.has_serving || (number && m->st.serving.number != *number))
+        if (!is_first(m) || !m->fresh || !m->st.has_serving ||
+            (number && m->st.serving.number != *number))
             continue;
         for (const struct co_member *o = c->members; o; o = o->next)
             n += is_first(o) && party_all(c, o->me.party, serves, &m->st.serving);
@@ -231,7 +245,8 @@ static bool most_served(const struct xfer_coord *c, const uint64_t *number, stru
     return best > 0;
 }
 
-/* Engines of one party give: its ranks' manifests are the sources, and their digests are whole tensors'. */
+/* Engines of one party give: its ranks' manifests are the sources, and their digests are whole
+ * tensors'. */
 static enum fl_status engines_give(struct xfer_coord *c, struct fl_err *err)
 {
     uint32_t party = 0;
@@ -243,8 +258,11 @@ static enum fl_status engines_give(struct xfer_coord *c, struct fl_err *err)
             found = true;
         }
     if (!found)
-        return fl_fail(err, FL_NOT_FOUND, "nobody can give version %" PRIu64 " of \"%s\": no source has it published, no engine serves it from memory of its own",
-                       c->target.number, c->set);
+        return fl_fail(
+            err, FL_NOT_FOUND,
+            "nobody can give version %" PRIu64
+            " of \"%s\": no source has it published, no engine serves it from memory of its own",
+            c->target.number, c->set);
     for (struct co_member *m = c->members; m; m = m->next)
         m->gives = !m->source && !m->gone && m->me.party == party;
     return FL_OK;
@@ -266,7 +284,8 @@ static enum fl_status choose_givers(struct xfer_coord *c, bool from_sources, str
     FL_TRY(list_tensors(c, gives, err));
     for (struct co_member *m = c->members; m; m = m->next)
         for (size_t i = 0; m->gives && i < m->manifest->n_tensors; i++)
-            memcpy(tensor_of(c, m->manifest->tensors[i].name)->digest, m->digests[i], sizeof(m->digests[i]));
+            memcpy(tensor_of(c, m->manifest->tensors[i].name)->digest, m->digests[i],
+                   sizeof(m->digests[i]));
     return FL_OK;
 }
 
@@ -285,9 +304,11 @@ static enum fl_status choose_target(struct xfer_coord *c, bool *from_sources, st
     *from_sources = st == FL_OK;
     if (r->kind == XFER_ADVANCE) {
         if (st != FL_OK)
-            return fl_fail(err, st, "version %" PRIu64 " of \"%s\": %s", r->target.number, c->set, why.text);
+            return fl_fail(err, st, "version %" PRIu64 " of \"%s\": %s", r->target.number, c->set,
+                           why.text);
         if (now.number != r->target.number || (any && !xfer_version_same(&now, &r->target)))
-            return fl_fail(err, FL_INVALID, "version %" PRIu64 " of \"%s\" is asked for, %" PRIu64 " is published%s",
+            return fl_fail(err, FL_INVALID,
+                           "version %" PRIu64 " of \"%s\" is asked for, %" PRIu64 " is published%s",
                            r->target.number, c->set, now.number,
                            now.number == r->target.number ? " with another digest" : "");
         c->target = now;
@@ -298,7 +319,8 @@ static enum fl_status choose_target(struct xfer_coord *c, bool *from_sources, st
     else if (st == FL_OK && (!(r->target.number || any) || now.number == r->target.number))
         c->target = any ? r->target : now;
     else
-        return fl_fail(err, FL_NOT_FOUND, "no version of \"%s\" to fill with: no engine serves one, %s", c->set,
+        return fl_fail(err, FL_NOT_FOUND,
+                       "no version of \"%s\" to fill with: no engine serves one, %s", c->set,
                        why.text[0] ? why.text : "the source has published another");
     *from_sources = st == FL_OK && xfer_version_same(&now, &c->target);
     return FL_OK;
@@ -313,7 +335,8 @@ static void choose_takers(struct xfer_coord *c)
         if (!is_first(m))
             continue;
         there = party_all(c, m->me.party, serves, &c->target);
-        if (c->req.kind == XFER_FILL && c->req.party != XFER_ALL_PARTIES && c->req.party != m->me.party)
+        if (c->req.kind == XFER_FILL && c->req.party != XFER_ALL_PARTIES &&
+            c->req.party != m->me.party)
             continue;
         c->n_there += there;
         if (there)
@@ -336,7 +359,8 @@ static enum fl_status next_epoch(struct xfer_coord *c, struct fl_err *err)
         if (m->gone || !m->known)
             continue;
         if (m->st.seen.attempt > c->o.attempt)
-            return fl_fail(err, FL_STALE, "attempt %u of the driver is over: %s has seen attempt %u", c->o.attempt,
+            return fl_fail(err, FL_STALE,
+                           "attempt %u of the driver is over: %s has seen attempt %u", c->o.attempt,
                            m->me.name, m->st.seen.attempt);
         if (m->st.seen.attempt == c->o.attempt && m->st.seen.seq > c->epoch.seq)
             c->epoch.seq = m->st.seen.seq;
@@ -351,8 +375,8 @@ enum fl_status co_decide(struct xfer_coord *c, struct fl_err *err)
 
     for (const struct co_member *m = c->members; m; m = m->next)
         if (m->source && !m->gone && !m->fresh)
-            return fl_fail(err, m->why.status ? m->why.status : FL_TIMEOUT, "%s did not report: %s", m->me.name,
-                           m->why.text[0] ? m->why.text : "no answer");
+            return fl_fail(err, m->why.status ? m->why.status : FL_TIMEOUT, "%s did not report: %s",
+                           m->me.name, m->why.text[0] ? m->why.text : "no answer");
     FL_TRY(next_epoch(c, err));
     FL_TRY(choose_target(c, &from_sources, err));
     choose_takers(c);
@@ -368,7 +392,8 @@ struct plan_room {
     struct link_place *places;
 };
 
-static void fill_side(struct xfer_coord *c, struct plan_room *r, size_t *at, bool (*who)(const struct co_member *m))
+static void fill_side(struct xfer_coord *c, struct plan_room *r, size_t *at,
+                      bool (*who)(const struct co_member *m))
 {
     for (struct co_member *m = c->members; m; m = m->next)
         if (who(m)) {
@@ -410,9 +435,13 @@ static enum fl_status expect_digests(struct xfer_coord *c, struct fl_err *err)
 
 enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err)
 {
-    struct xfer_plan_in in = { .mode = c->req.mode, .slots = slots_of(c), .bucket_bytes = c->o.bucket_bytes,
+    struct xfer_plan_in in = { .mode = c->req.mode,
+                               .slots = slots_of(c),
+                               .bucket_bytes = c->o.bucket_bytes,
                                .spare_bytes = c->o.spare_bytes ? c->o.spare_bytes : XFER_NO_LIMIT,
-                               .may_share = c->o.may_share, .links = c->o.links, .n_links = c->o.n_links };
+                               .may_share = c->o.may_share,
+                               .links = c->o.links,
+                               .n_links = c->o.n_links };
     struct plan_room r;
     size_t n = 0, at = 0;
     enum fl_status st;
@@ -458,15 +487,17 @@ static bool add_parts(const struct xfer_coord *c, uint32_t party, uint64_t (*sum
 }
 
 /* False: some do not agree, or could not be added. */
-bool co_party_sums(struct xfer_coord *c, uint32_t party, uint32_t bad[XFER_NAMED_BAD], uint32_t *n_bad)
+bool co_party_sums(struct xfer_coord *c, uint32_t party, uint32_t bad[XFER_NAMED_BAD],
+                   uint32_t *n_bad)
 {
-    uint64_t (*sum)[2] = calloc(c->plan->n_tensors + 1, sizeof(*sum));
+    uint64_t(*sum)[2] = calloc(c->plan->n_tensors + 1, sizeof(*sum));
     bool *named = calloc(c->plan->n_tensors + 1, sizeof(*named));
     bool good = sum && named && add_parts(c, party, sum, named);
 
     *n_bad = 0;
     for (size_t i = 0; good && i < c->plan->n_tensors; i++)
-        if (named[i] && memcmp(sum[i], c->expect[i], sizeof(sum[i])) != 0 && *n_bad < XFER_NAMED_BAD)
+        if (named[i] && memcmp(sum[i], c->expect[i], sizeof(sum[i])) != 0 &&
+            *n_bad < XFER_NAMED_BAD)
             bad[(*n_bad)++] = (uint32_t)i;
     free(sum);
     free(named);
@@ -511,8 +542,9 @@ bool co_source_at_fault(struct xfer_coord *c, struct fl_err *err)
             all = party_names(c, m->me.party, tensor);
     if (!(all && (c->n_takers > 1 || first->st.source_at_fault)))
         return false;
-    fl_fail(err, FL_CORRUPT, "%s is at fault: %s failed at every one of %u engines in epoch %u.%u; first %s",
-            giver->me.name, tensor < c->plan->n_tensors ? c->plan->tensors[tensor].name : "?", c->n_takers,
-            c->epoch.attempt, c->epoch.seq, first->st.why.text);
+    fl_fail(err, FL_CORRUPT,
+            "%s is at fault: %s failed at every one of %u engines in epoch %u.%u; first %s",
+            giver->me.name, tensor < c->plan->n_tensors ? c->plan->tensors[tensor].name : "?",
+            c->n_takers, c->epoch.attempt, c->epoch.seq, first->st.why.text);
     return true;
 }

@@ -2,7 +2,9 @@
  *
  * coord.c       members, their calls, watching the sources, life
  * coord_plan.c  what the reports mean: digests, the target, who gives and who takes, the plan
- * coord_run.c   the steps of one epoch
+ * coord_begin.c what a begin says
+ * coord_run.c   the first half of an epoch: RECONCILE, PLAN, GIVE, STAGE
+ * coord_end.c   the second half: COMMIT, RESUME, ABORT, END
  * coord_grant.c begin() of a source */
 #pragma once
 #include "common/base/muster.h"
@@ -45,7 +47,7 @@ struct co_member {
     unsigned muster_at;
     bool mustered;
     /* this run */
-    bool gives, verifying, verify_good;
+    bool gives;
     enum co_phase phase;
     uint32_t index; /* in the plan */
     struct fl_err why;
@@ -85,7 +87,7 @@ struct xfer_coord {
     unsigned n_takers, n_there; /* parties that take; that have the target already */
     enum fl_status outcome;
     struct fl_err why;
-    uint64_t step_ns, run_ns;
+    uint64_t step_ns;
     /* begin() of a source, between runs */
     struct co_member *granting;
     struct xfer_request next_req; /* came while granting */
@@ -110,10 +112,39 @@ enum fl_status co_decide(struct xfer_coord *c, struct fl_err *err);
 enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err);
 bool co_source_at_fault(struct xfer_coord *c, struct fl_err *err);
 bool co_party_sums(struct xfer_coord *c, uint32_t party, uint32_t bad[XFER_NAMED_BAD], uint32_t *n_bad);
+/* coord_begin.c */
+struct co_team { /* what one XferTeam points at */
+    Fl__XferTeam t;
+    Fl__XferPlace *places, **place_list;
+    struct msg_member *members;
+    Fl__XferMember **member_list;
+};
+struct co_begin {
+    Fl__XferBegin b;
+    Fl__XferEpoch epoch;
+    Fl__XferVersion target;
+    struct co_team *teams;
+    Fl__XferTeam **list;
+    void *part;
+    size_t part_bytes;
+};
+/* FL_EXHAUSTED: no memory, or a giver's ticket is missing. co_begin_free() in any case. */
+enum fl_status co_begin_make(struct xfer_coord *c, struct co_member *m, struct co_begin *b, struct fl_err *err);
+void co_begin_free(struct co_begin *b);
+enum fl_status co_note_begun(struct co_member *m, const struct wire_msg *reply, struct fl_err *err);
 /* coord_run.c */
 void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r);
 void co_run_gone(struct co_member *m);
+/* coord_end.c */
+void co_commit_step(struct xfer_coord *c);
+void co_resume_step(struct xfer_coord *c); /* without a commit: nothing was taken, or nobody lacked it */
+void co_abort_step(struct xfer_coord *c);
+void co_end_step(struct xfer_coord *c);
 void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err *err);
+void co_failed(struct co_member *m, enum fl_status st, const struct fl_err *err, const char *phase);
+bool co_party_is(const struct xfer_coord *c, uint32_t party, enum co_phase phase);
+bool co_first_of_party(const struct co_member *m);
+unsigned co_party_ranks(const struct xfer_coord *c, uint32_t party);
 /* coord_grant.c */
 void co_watch(struct co_member *m);
 void co_grant_next(struct xfer_coord *c);

@@ -10,7 +10,8 @@
 #include "common/base/str.h"
 #include "transport/fmt/delta.h"
 
-void delta_writer_init(struct delta_writer *d, const struct xfer_manifest *have, const struct fl_seat_ref *who,
+void delta_writer_init(struct delta_writer *d, const struct xfer_manifest *have,
+                       const struct fl_seat_ref *who,
                        void (*done)(struct delta_writer *, enum fl_status, const struct fl_err *))
 {
     char id[FL_SHORT];
@@ -41,8 +42,8 @@ static const void *whole_at(const struct delta_writer *d, size_t tensor, struct 
     for (size_t i = 0; i < m->n_pieces; i++) {
         const struct xfer_piece *p = &m->pieces[i];
 
-        if (p->tensor == tensor && xfer_box_bytes(&m->tensors[tensor], &p->box) ==
-                                       xfer_tensor_bytes(&m->tensors[tensor]))
+        if (p->tensor == tensor &&
+            xfer_box_bytes(&m->tensors[tensor], &p->box) == xfer_tensor_bytes(&m->tensors[tensor]))
             return (const char *)d->mems[p->mem].addr + p->off;
     }
     fl_fail(err, FL_UNSUPPORTED, "disk-delta writes whole tensors, this rank holds a part of %s",
@@ -50,12 +51,14 @@ static const void *whole_at(const struct delta_writer *d, size_t tensor, struct 
     return NULL;
 }
 
-static enum fl_status snapshot(struct delta_writer *d, const struct delta_source *src, struct fl_err *err)
+static enum fl_status snapshot(struct delta_writer *d, const struct delta_source *src,
+                               struct fl_err *err)
 {
     if (!d->was)
         d->was = calloc(d->have->n_tensors ? d->have->n_tensors : 1, sizeof(*d->was));
     if (!d->was)
-        return fl_fail(err, FL_EXHAUSTED, "no memory for a copy of %zu tensors", d->have->n_tensors);
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a copy of %zu tensors",
+                       d->have->n_tensors);
     for (size_t i = 0; i < d->have->n_tensors; i++) {
         uint64_t bytes = xfer_tensor_bytes(&d->have->tensors[i]);
 
@@ -63,8 +66,8 @@ static enum fl_status snapshot(struct delta_writer *d, const struct delta_source
             d->was[i] = malloc(bytes ? bytes : 1);
         if (!d->was[i]) {
             d->was_version = DELTA_NO_BASE; /* the next one is a base again */
-            return fl_fail(err, FL_EXHAUSTED, "no memory for a copy of %s, %" PRIu64 " bytes", src[i].what.name,
-                           bytes);
+            return fl_fail(err, FL_EXHAUSTED, "no memory for a copy of %s, %" PRIu64 " bytes",
+                           src[i].what.name, bytes);
         }
         memcpy(d->was[i], src[i].what.data, bytes);
     }
@@ -72,9 +75,11 @@ static enum fl_status snapshot(struct delta_writer *d, const struct delta_source
     return FL_OK;
 }
 
-static enum fl_status write_now(struct delta_writer *d, struct delta_source *src, struct fl_err *err)
+static enum fl_status write_now(struct delta_writer *d, struct delta_source *src,
+                                struct fl_err *err)
 {
-    struct delta_opts o = { .version = d->version, .base_version = d->was_version,
+    struct delta_opts o = { .version = d->version,
+                            .base_version = d->was_version,
                             .encoding = DELTA_OVERWRITE };
     struct delta_stats stats;
     enum fl_status st;
@@ -106,7 +111,8 @@ static void writer_work(struct fl_work *w)
     struct delta_source *src = calloc(d->have->n_tensors ? d->have->n_tensors : 1, sizeof(*src));
     enum fl_status st;
 
-    st = src ? write_now(d, src, &d->err) : fl_fail(&d->err, FL_EXHAUSTED, "no memory to write a version");
+    st = src ? write_now(d, src, &d->err)
+             : fl_fail(&d->err, FL_EXHAUSTED, "no memory to write a version");
     if (st != FL_OK)
         fl_wrap(&d->err, st, "writing version %" PRId64 " to %s", d->version, d->dir);
     free(src);
@@ -126,8 +132,8 @@ static void nothing_to_do(struct fl_work *w)
     (void)w;
 }
 
-void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *root, uint64_t version,
-                        bool same_bytes, const struct link_mem *mems)
+void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *root,
+                        uint64_t version, bool same_bytes, const struct link_mem *mems)
 {
     bool there = d->was_version == (int64_t)version && strcmp(d->root, root) == 0;
 
@@ -142,7 +148,8 @@ void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *r
     }
     fl_copy(d->root, sizeof(d->root), root);
     snprintf(d->dir, sizeof(d->dir), "%s/%s-%u", d->root, d->tag, d->generation);
-    d->w = (struct fl_work){ .work = there && same_bytes ? nothing_to_do : writer_work, .done = writer_done };
+    d->w = (struct fl_work){ .work = there && same_bytes ? nothing_to_do : writer_work,
+                             .done = writer_done };
     fl_work_start(l, &d->w);
 }
 
@@ -165,9 +172,9 @@ static bool seg_fits(const struct link_seg *s, uint64_t bytes)
            !__builtin_add_overflow(end, s->run_bytes, &end) && end <= bytes;
 }
 
-enum fl_status delta_take(const char *dir, const char *local_dir, uint64_t version, const struct xfer_plan *part,
-                          const struct link_seg *segs, size_t n, void *mem, uint64_t (*digests)[2],
-                          struct fl_err *err)
+enum fl_status delta_take(const char *dir, const char *local_dir, uint64_t version,
+                          const struct xfer_plan *part, const struct link_seg *segs, size_t n,
+                          void *mem, uint64_t (*digests)[2], struct fl_err *err)
 {
     FL_AUTO(st_reader) struct st_reader *r = NULL;
     const char *base = strrchr(dir, '/');
@@ -177,7 +184,8 @@ enum fl_status delta_take(const char *dir, const char *local_dir, uint64_t versi
         return fl_fail(err, FL_UNREACHABLE, "fault xfer.delta_take");
     if (mkdir(local_dir, 0777) < 0 && errno != EEXIST)
         return fl_fail_errno(err, "the folder of this host's copy %s", local_dir);
-    if ((size_t)snprintf(local, sizeof(local), "%s/%s", local_dir, base ? base + 1 : dir) >= sizeof(local))
+    if ((size_t)snprintf(local, sizeof(local), "%s/%s", local_dir, base ? base + 1 : dir) >=
+        sizeof(local))
         return fl_fail(err, FL_INVALID, "the path %s is too long", local_dir);
     FL_TRY(delta_pull(dir, local, (int64_t)version, err));
     FL_TRY(st_read_folder(local, &r, err));
@@ -187,8 +195,8 @@ enum fl_status delta_take(const char *dir, const char *local_dir, uint64_t versi
 
         FL_TRY(st_need(r, t->name, t->dtype, t->ndim, t->shape, &file, err));
         if (!seg_fits(&segs[i], file->bytes))
-            return fl_fail(err, FL_INVALID, "a segment of %s lies outside its %" PRIu64 " bytes", t->name,
-                           file->bytes);
+            return fl_fail(err, FL_INVALID, "a segment of %s lies outside its %" PRIu64 " bytes",
+                           t->name, file->bytes);
         copy_seg(&segs[i], file->data, mem, digests[i]);
     }
     return FL_OK;

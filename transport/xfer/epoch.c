@@ -40,7 +40,8 @@ const char *rx_state_name(enum rx_state s)
 
 const char *rx_event_name(enum rx_event e)
 {
-    static const char *const names[] = { "BEGIN", "BEGIN_ONE_SLOT", "COMPLETE", "BAD", "COMMIT", "FLIPPED",
+    static const char *const names[] = { "BEGIN", "BEGIN_ONE_SLOT", "COMPLETE",
+                                         "BAD",   "COMMIT",         "FLIPPED",
                                          "ABORT", "COORD_LOST",     "QUIET" };
 
     return (unsigned)e < FL_LEN(names) ? names[e] : "?";
@@ -93,16 +94,16 @@ static enum fl_status begin_event(struct rx *m, enum rx_event on, const struct x
     return FL_OK;
 }
 
-enum fl_status rx_event(struct rx *m, enum rx_event on, const struct xfer_epoch *epoch, enum rx_act *act,
-                        struct fl_err *err)
+enum fl_status rx_event(struct rx *m, enum rx_event on, const struct xfer_epoch *epoch,
+                        enum rx_act *act, struct fl_err *err)
 {
     int order = xfer_epoch_cmp(epoch, &m->seen);
     const struct rx_edge *e;
 
     *act = RX_DO_NOTHING;
     if (order < 0)
-        return fl_fail(err, FL_STALE, "epoch %u.%u is over: %u.%u has begun here since", epoch->attempt,
-                       epoch->seq, m->seen.attempt, m->seen.seq);
+        return fl_fail(err, FL_STALE, "epoch %u.%u is over: %u.%u has begun here since",
+                       epoch->attempt, epoch->seq, m->seen.attempt, m->seen.seq);
     if (on == RX_BEGIN || on == RX_BEGIN_ONE_SLOT)
         return begin_event(m, on, epoch, act, err);
     e = edge_of(m->state, on);

@@ -1,4 +1,4 @@
-#include "transport/xfer/give.h"
+#include "transport/xfer/give_priv.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,32 +6,10 @@
 #include "common/base/log.h"
 #include "common/proto/methods.h"
 
-struct give_send { /* one parcel on its way */
-    struct give_edge *edge;
-    struct link_op op;
-    struct link_mem room; /* of a packed one; malloc'd once */
-    bool busy;
-};
-struct give_edge {
-    struct give *give;
-    const struct xfer_edge *e;
-    struct line *line; /* NULL: nothing to open (disk), or spent */
-    bool owns;         /* the line: those who pull over one kind of link share the first one's */
-    bool sends, failed, done;
-    uint32_t bucket;   /* being cut, counted from the edge's first */
-    struct parcels parcels;
-    size_t next_parcel;
-    bool cut;
-    unsigned in_flight;
-    struct give_send window[GIVE_WINDOW];
-    struct fl_timer again;
-};
-
 static void edge_pump(struct give_edge *ge);
-static void give_settle(struct give *g);
 
-void give_init(struct give *g, struct xfer_port *port, const char *name, const struct xfer_manifest *have,
-               const struct give_user *user, void *arg)
+void give_init(struct give *g, struct xfer_port *port, const char *name,
+               const struct xfer_manifest *have, const struct give_user *user, void *arg)
 {
     *g = (struct give){ .port = port, .name = name, .have = have, .user = user, .arg = arg };
 }
@@ -80,8 +58,8 @@ static void edge_on_ready(void *arg, struct line *ln, enum fl_status st, const s
     struct give_edge *ge = arg;
 
     if (st != FL_OK) {
-        fl_warn("weights link did not open member=%s link=%s why=\"%s\"", ge->give->name, ln->ops->name,
-                err->text);
+        fl_warn("weights link did not open member=%s link=%s why=\"%s\"", ge->give->name,
+                ln->ops->name, err->text);
         ge->failed = true;
         line_abort(ln);
         return;
@@ -241,14 +219,15 @@ static bool edges_quiet(const struct give *g)
     for (size_t i = 0; i < g->n_edges; i++) {
         const struct give_edge *ge = &g->edges[i];
 
-        if (ge->in_flight || (ge->line && (ge->line->state != LINE_READY || (ge->sends && !ge->done))))
+        if (ge->in_flight ||
+            (ge->line && (ge->line->state != LINE_READY || (ge->sends && !ge->done))))
             return false;
     }
     return !g->in_work && !g->writing;
 }
 
 /* Called whenever something came back: when the epoch is ending and all is quiet, it has ended. */
-static void give_settle(struct give *g)
+void give_settle(struct give *g)
 {
     struct call_req *req = g->end_req;
 
@@ -315,8 +294,8 @@ void give_fini(struct give *g)
 
 /* ---- BEGIN ---- */
 
-static enum fl_status team_read(const Fl__XferTeam *t, struct link_place **places, struct xfer_member **members,
-                                struct fl_err *err)
+static enum fl_status team_read(const Fl__XferTeam *t, struct link_place **places,
+                                struct xfer_member **members, struct fl_err *err)
 {
     size_t n = t->n_members;
     bool good = n >= 1 && n <= 4096 && t->n_places == n && t->self < n;
@@ -326,11 +305,13 @@ static enum fl_status team_read(const Fl__XferTeam *t, struct link_place **place
     if (!*places || !*members)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a team of %zu", n);
     for (size_t i = 0; good && i < n; i++)
-        good = msg_read_place(t->places[i], &(*places)[i]) && msg_read_member(t->members[i], &(*members)[i]);
+        good = msg_read_place(t->places[i], &(*places)[i]) &&
+               msg_read_member(t->members[i], &(*members)[i]);
     return good ? FL_OK : fl_fail(err, FL_CORRUPT, "a team of %zu members does not decode", n);
 }
 
-static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__XferTeam *t, struct fl_err *err)
+static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__XferTeam *t,
+                                struct fl_err *err)
 {
     const struct link_ops *ops = port_link(g->port, t->link);
     struct link_place *places = NULL;
@@ -353,8 +334,8 @@ static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__
         if (ge->line && ge->owns)
             line_use(ge->line, &edge_lines, ge);
         else if (ge->owns)
-            st = line_open(g->port->loop, ops, places, (unsigned)t->n_members, t->self, NULL, key, &edge_lines,
-                           ge, &ge->line, err);
+            st = line_open(g->port->loop, ops, places, (unsigned)t->n_members, t->self, NULL, key,
+                           &edge_lines, ge, &ge->line, err);
         if (ge->owns && ge->line && !ge->line->serial)
             ge->line->serial = ++g->serials;
     }
@@ -376,7 +357,8 @@ static enum fl_status edges_open(struct give *g, const Fl__XferBegin *b, struct 
     }
     for (size_t i = 0; i < b->n_teams; i++) {
         if (b->teams[i]->edge >= g->n_edges || g->edges[b->teams[i]->edge].line)
-            return fl_fail(err, FL_CORRUPT, "a team names edge %u of %zu", b->teams[i]->edge, g->n_edges);
+            return fl_fail(err, FL_CORRUPT, "a team names edge %u of %zu", b->teams[i]->edge,
+                           g->n_edges);
         FL_TRY(edge_open(g, &g->edges[b->teams[i]->edge], b->teams[i], err));
     }
     return FL_OK;
@@ -386,7 +368,8 @@ static void begin_answer(struct give *g, const char *delta_dir)
 {
     struct call_req *req = g->begin_req;
     Fl__XferBegun r = FL__XFER_BEGUN__INIT;
-    Fl__XferTicket *t = calloc(g->n_edges + 1, sizeof(*t)), **list = calloc(g->n_edges + 1, sizeof(*list));
+    Fl__XferTicket *t = calloc(g->n_edges + 1, sizeof(*t)),
+                   **list = calloc(g->n_edges + 1, sizeof(*list));
     struct fl_err err = { 0 };
 
     g->begin_req = NULL;
@@ -394,7 +377,8 @@ static void begin_answer(struct give *g, const char *delta_dir)
         if (g->edges[i].line) {
             fl__xfer_ticket__init(&t[i]);
             t[i].edge = (uint32_t)i;
-            t[i].ticket = (ProtobufCBinaryData){ sizeof(g->edges[i].line->ticket), g->edges[i].line->ticket };
+            t[i].ticket =
+                (ProtobufCBinaryData){ sizeof(g->edges[i].line->ticket), g->edges[i].line->ticket };
             list[r.n_tickets++] = &t[i];
         }
     r.tickets = list;
@@ -430,12 +414,13 @@ static enum fl_status begin_check(struct give *g, const Fl__XferBegin *b, const 
     struct xfer_version want;
 
     if (order < 0)
-        return fl_fail(err, FL_STALE, "epoch %u.%u is over: %u.%u has begun at %s since", e.attempt, e.seq,
-                       g->epoch.attempt, g->epoch.seq, g->name);
+        return fl_fail(err, FL_STALE, "epoch %u.%u is over: %u.%u has begun at %s since", e.attempt,
+                       e.seq, g->epoch.attempt, g->epoch.seq, g->name);
     if (g->active) {
         if (order > 0)
             give_stop(g, "a newer epoch has begun");
-        return fl_fail(err, FL_AGAIN, "%s still gives epoch %u.%u", g->name, g->epoch.attempt, g->epoch.seq);
+        return fl_fail(err, FL_AGAIN, "%s still gives epoch %u.%u", g->name, g->epoch.attempt,
+                       g->epoch.seq);
     }
     if (order == 0)
         return fl_fail(err, FL_STALE, "epoch %u.%u has ended at %s", e.attempt, e.seq, g->name);
@@ -449,7 +434,8 @@ static enum fl_status begin_check(struct give *g, const Fl__XferBegin *b, const 
     return FL_OK;
 }
 
-void give_begin(struct give *g, struct call_req *req, const Fl__XferBegin *b, const struct wire_msg *m)
+void give_begin(struct give *g, struct call_req *req, const Fl__XferBegin *b,
+                const struct wire_msg *m)
 {
     struct fl_err err = { 0 };
     enum fl_status st = begin_check(g, b, m, &err);
@@ -480,7 +466,8 @@ void give_begin(struct give *g, struct call_req *req, const Fl__XferBegin *b, co
     }
 }
 
-void give_end(struct give *g, struct call_req *req, const Fl__XferEnd *e, const struct xfer_state *state)
+void give_end(struct give *g, struct call_req *req, const Fl__XferEnd *e,
+              const struct xfer_state *state)
 {
     struct xfer_epoch ep = msg_read_epoch(e->epoch);
     struct fl_err err = { 0 };
@@ -505,167 +492,4 @@ void give_end(struct give *g, struct call_req *req, const Fl__XferEnd *e, const 
         give_settle(g);
     else
         edges_end(g, e->good);
-}
-
-/* ---- KEY and CHECK ---- */
-
-static enum fl_status asked_now(const struct give *g, const Fl__XferEpoch *epoch, ProtobufCBinaryData plan,
-                                uint32_t mem, struct fl_err *err)
-{
-    struct xfer_epoch e = msg_read_epoch(epoch);
-    uint64_t hash[2];
-
-    if (!g->active || g->ending || xfer_epoch_cmp(&e, &g->epoch) != 0)
-        return fl_fail(err, FL_STALE, "%s does not give in epoch %u.%u", g->name, e.attempt, e.seq);
-    if (!msg_read_hash(plan, hash) || hash[0] != g->plan[0] || hash[1] != g->plan[1])
-        return fl_fail(err, FL_INVALID, "epoch %u.%u has another plan at %s: %016" PRIx64 " there", e.attempt,
-                       e.seq, g->name, g->plan[0]);
-    if (mem >= g->have->n_mems)
-        return fl_fail(err, FL_INVALID, "%s has %zu memories, number %u is asked for", g->name, g->have->n_mems,
-                       mem);
-    return FL_OK;
-}
-
-/* Memory and line together: a key is good as long as the line that made it, and so is a mapping. */
-static uint64_t key_id(const struct give *g, const struct line *ln, uint32_t mem)
-{
-    return ln->serial << 32 | (uint64_t)g->slot.gen << 16 | mem;
-}
-
-static void key_reply(struct give *g, struct call_req *req, const struct line *ln, uint32_t mem,
-                      const struct link_key *key)
-{
-    Fl__XferKeyIs r = FL__XFER_KEY_IS__INIT;
-    Fl__XferVersion v;
-    struct call_answer a = { 0 };
-    struct fl_err err = { 0 };
-
-    msg_version(&g->version, &v);
-    r.id = key_id(g, ln, mem);
-    r.bytes = g->slot.mems[mem].bytes;
-    r.slot = g->slot.index;
-    r.version = &v;
-    r.has_passing = true;
-    r.passing = g->passing;
-    if (key) {
-        r.has_blob = true;
-        r.blob = (ProtobufCBinaryData){ sizeof(key->blob), (uint8_t *)(uintptr_t)key->blob };
-        a.fds = key->fds;
-        a.n_fds = key->n_fds;
-    }
-    if (msg_pack(&r.base, &a.body, &err) != FL_OK) {
-        call_fail(req, &err);
-        return;
-    }
-    call_answer(req, &a);
-    free((void *)(uintptr_t)a.body.data);
-}
-
-void give_key(struct give *g, struct call_req *req, const Fl__XferKey *k)
-{
-    struct fl_err err = { 0 };
-    struct link_key key = { 0 };
-    struct line *ln;
-
-    if (asked_now(g, k->epoch, k->plan, k->mem, &err) != FL_OK) {
-        call_fail(req, &err);
-        return;
-    }
-    ln = k->edge < g->n_edges ? g->edges[k->edge].line : NULL;
-    for (size_t i = 0; ln && i < k->n_have; i++)
-        if (k->have[i] == key_id(g, ln, k->mem)) {
-            key_reply(g, req, ln, k->mem, NULL);
-            return;
-        }
-    if (!ln)
-        fl_fail(&err, FL_INVALID, "%s has no link open for edge %u", g->name, k->edge);
-    else if (ln->ops->share(ln->k, &g->slot.mems[k->mem], &key, &err) == FL_OK) {
-        key_reply(g, req, ln, k->mem, &key);
-        return;
-    }
-    call_fail(req, &err);
-}
-
-struct give_work { /* CHECK: digests of segments, on the pool */
-    struct fl_work w;
-    struct give *give;
-    struct call_req *req;
-    const void *mem;
-    size_t n;
-    uint64_t (*digests)[2];
-    struct link_seg segs[];
-};
-
-static void check_work(struct fl_work *w)
-{
-    struct give_work *c = container_of(w, struct give_work, w);
-
-    xfer_bucket_digest(c->segs, c->n, c->mem, true, c->digests);
-}
-
-static void check_done(struct fl_work *w, enum fl_status st)
-{
-    struct give_work *c = container_of(w, struct give_work, w);
-    struct give *g = c->give;
-    struct fl_err err = { 0 };
-
-    if (st == FL_OK) {
-        call_reply(c->req, (struct fl_bytes){ 0 }, (struct fl_bytes){ c->digests, c->n * 16 });
-    } else {
-        fl_fail(&err, st, "the digests of %zu segments were not made", c->n);
-        call_fail(c->req, &err);
-    }
-    free(c->digests);
-    free(c);
-    g->in_work--;
-    give_settle(g);
-}
-
-/* Both ends of every run of s lie inside bytes; overflow is outside. */
-static bool seg_inside(const struct link_seg *s, uint64_t bytes)
-{
-    uint64_t end, steps;
-
-    return s->rows > 0 && !__builtin_mul_overflow(s->from_step, (uint64_t)s->rows - 1, &steps) &&
-           !__builtin_add_overflow(s->from_off, s->rows > 1 ? steps : 0, &end) &&
-           !__builtin_add_overflow(end, s->run_bytes, &end) && end <= bytes;
-}
-
-void give_check(struct give *g, struct call_req *req, const Fl__XferCheck *c, const struct wire_msg *m)
-{
-    size_t n = m->head.blob_bytes / sizeof(struct link_seg);
-    struct give_work *w = NULL;
-    struct fl_err err = { 0 };
-
-    if (asked_now(g, c->epoch, c->plan, c->mem, &err) != FL_OK) {
-        call_fail(req, &err);
-        return;
-    }
-    w = calloc(1, sizeof(*w) + n * sizeof(struct link_seg));
-    if (w)
-        w->digests = calloc(n ? n : 1, 16);
-    if (!w || !w->digests) {
-        fl_fail(&err, FL_EXHAUSTED, "no memory to check %zu segments", n);
-        goto refuse;
-    }
-    memcpy(w->segs, m->blob, n * sizeof(struct link_seg));
-    for (size_t i = 0; i < n; i++)
-        if (!seg_inside(&w->segs[i], g->slot.mems[c->mem].bytes)) {
-            fl_fail(&err, FL_INVALID, "segment %zu of %zu to check lies outside %s's memory", i, n, g->name);
-            goto refuse;
-        }
-    w->w.work = check_work;
-    w->w.done = check_done;
-    w->give = g;
-    w->req = req;
-    w->mem = g->slot.mems[c->mem].addr;
-    w->n = n;
-    g->in_work++;
-    fl_work_start(g->port->loop, &w->w);
-    return;
-refuse:
-    if (w)
-        free(w->digests);
-    free(w);
-    call_fail(req, &err);
 }

@@ -39,9 +39,10 @@ static void line_on_quiet(struct link_op *op)
     ln->user->quiet(ln->arg, ln);
 }
 
-enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops, const struct link_place *places,
-                         unsigned n, unsigned self, const uint8_t *ticket, const uint64_t key[2],
-                         const struct line_user *user, void *arg, struct line **out, struct fl_err *err)
+enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops,
+                         const struct link_place *places, unsigned n, unsigned self,
+                         const uint8_t *ticket, const uint64_t key[2], const struct line_user *user,
+                         void *arg, struct line **out, struct fl_err *err)
 {
     struct line *ln = calloc(1, sizeof(*ln));
     struct link_team team = { .members = places, .n = n, .self = self };
@@ -50,7 +51,12 @@ enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops, const st
 
     if (!ln)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a link");
-    *ln = (struct line){ .loop = l, .ops = ops, .user = user, .arg = arg, .n_members = n, .self = self,
+    *ln = (struct line){ .loop = l,
+                         .ops = ops,
+                         .user = user,
+                         .arg = arg,
+                         .n_members = n,
+                         .self = self,
                          .key = { key[0], key[1] } };
     ln->ready.done = line_on_ready;
     ln->quiet.done = line_on_quiet;
@@ -67,7 +73,8 @@ enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops, const st
     }
     fd = ops->event_fd(ln->k);
     if (fd >= 0 && fl_watch_create(l, fd, POLLIN, line_on_event, ln, &ln->watch, err) != FL_OK)
-        ln->broken = *err; /* told by ready(): it is opening already, and must be aborted like any other */
+        ln->broken =
+            *err; /* told by ready(): it is opening already, and must be aborted like any other */
     *out = ln;
     return FL_OK;
 }
@@ -96,7 +103,8 @@ void line_destroy(struct line *ln)
     free(ln);
 }
 
-void line_key(uint64_t out[2], const struct link_ops *ops, const struct xfer_member *members, unsigned n)
+void line_key(uint64_t out[2], const struct link_ops *ops, const struct xfer_member *members,
+              unsigned n)
 {
     XXH3_state_t *x = XXH3_createState();
     XXH128_hash_t h = { 0, 0 };

@@ -68,10 +68,14 @@ void msg_place(const struct link_place *p, Fl__XferPlace *out)
 
 bool msg_read_place(const Fl__XferPlace *p, struct link_place *out)
 {
-    *out = (struct link_place){ .pid_ns = p->pid_ns, .ipc_ns = p->ipc_ns, .unified = p->unified,
-                                .vmm_fd = p->vmm_fd, .legacy_ipc = p->legacy_ipc,
+    *out = (struct link_place){ .pid_ns = p->pid_ns,
+                                .ipc_ns = p->ipc_ns,
+                                .unified = p->unified,
+                                .vmm_fd = p->vmm_fd,
+                                .legacy_ipc = p->legacy_ipc,
                                 .nccl_version = p->nccl_version };
-    return FL_COPY(out->host_boot, p->host_boot) && FL_COPY(out->gpu_uuid, p->gpu_uuid ? p->gpu_uuid : "") &&
+    return FL_COPY(out->host_boot, p->host_boot) &&
+           FL_COPY(out->gpu_uuid, p->gpu_uuid ? p->gpu_uuid : "") &&
            FL_COPY(out->addr, p->addr ? p->addr : "");
 }
 
@@ -88,7 +92,8 @@ void msg_member(const struct xfer_member *p, struct msg_member *out)
 bool msg_read_member(const Fl__XferMember *m, struct xfer_member *out)
 {
     *out = (struct xfer_member){ .party = m->party };
-    return msg_read_seat(m->who, &out->who) && FL_COPY(out->name, m->name) && FL_COPY(out->where, m->where);
+    return msg_read_seat(m->who, &out->who) && FL_COPY(out->name, m->name) &&
+           FL_COPY(out->where, m->where);
 }
 
 void msg_error(const struct fl_err *e, Fl__Error *out)
@@ -103,8 +108,10 @@ void msg_error(const struct fl_err *e, Fl__Error *out)
 
 void msg_read_error(const Fl__Error *e, struct fl_err *out)
 {
-    *out = (struct fl_err){ .status = e->status < FL_STATUS_COUNT ? (enum fl_status)e->status : FL_INTERNAL,
-                            .origin = FL_FROM_PEER, .native = e->native };
+    *out = (struct fl_err){ .status = e->status < FL_STATUS_COUNT ? (enum fl_status)e->status
+                                                                  : FL_INTERNAL,
+                            .origin = FL_FROM_PEER,
+                            .native = e->native };
     fl_copy(out->text, sizeof(out->text), e->text ? e->text : "");
 }
 
@@ -153,7 +160,8 @@ struct report_parts {
 
 static void fill_sink(Fl__XferReport *r, struct report_parts *p, const struct xfer_state *s)
 {
-    r->has_state = r->has_buckets_in = r->has_buckets_all = r->has_offloaded = r->has_one_slot = true;
+    r->has_state = r->has_buckets_in = r->has_buckets_all = r->has_offloaded = r->has_one_slot =
+        true;
     r->has_held = r->has_source_at_fault = r->has_all_in = r->has_bytes = r->has_verify_ns = true;
     r->has_pause_ns = true;
     r->state = s->state;
@@ -235,8 +243,10 @@ static bool read_parts(const Fl__XferReport *r, struct xfer_state *s)
         s->staged = msg_read_version(r->staged);
     if (r->why)
         msg_read_error(r->why, &s->why);
-    s->n_bad_buckets = r->n_bad_buckets < XFER_NAMED_BAD ? (uint32_t)r->n_bad_buckets : XFER_NAMED_BAD;
-    s->n_bad_tensors = r->n_bad_tensors < XFER_NAMED_BAD ? (uint32_t)r->n_bad_tensors : XFER_NAMED_BAD;
+    s->n_bad_buckets =
+        r->n_bad_buckets < XFER_NAMED_BAD ? (uint32_t)r->n_bad_buckets : XFER_NAMED_BAD;
+    s->n_bad_tensors =
+        r->n_bad_tensors < XFER_NAMED_BAD ? (uint32_t)r->n_bad_tensors : XFER_NAMED_BAD;
     if (s->n_bad_buckets)
         memcpy(s->bad_buckets, r->bad_buckets, s->n_bad_buckets * sizeof(uint32_t));
     if (s->n_bad_tensors)
@@ -257,14 +267,33 @@ enum fl_status msg_read_state(const struct wire_msg *m, struct xfer_state *out, 
         return fl_fail(err, FL_CORRUPT, "a report of the weight plane (%u bytes) does not decode",
                        m->head.body_bytes);
     s = (struct xfer_state){
-        .source = r->source, .offloaded = r->offloaded, .one_slot = r->one_slot, .held = r->held,
-        .source_at_fault = r->source_at_fault, .all_in = r->all_in, .party = r->party,
-        .maps_slot = r->maps_slot, .buckets_in = r->buckets_in, .buckets_all = r->buckets_all,
-        .has_published = r->has_published, .published = r->published, .writing = r->writing, .slot = r->slot,
-        .n_slots = r->n_slots, .wants = r->has_wants, .wants_number = r->wants, .wants_slot = r->wants_slot,
-        .wants_ms = r->wants_ms, .asked = r->asked, .seen = msg_read_epoch(r->seen),
-        .state = (enum rx_state)r->state, .bytes = r->bytes, .verify_ns = r->verify_ns,
-        .pause_ns = r->pause_ns, .manifest_bytes = r->manifest_bytes, .digest_bytes = r->digest_bytes,
+        .source = r->source,
+        .offloaded = r->offloaded,
+        .one_slot = r->one_slot,
+        .held = r->held,
+        .source_at_fault = r->source_at_fault,
+        .all_in = r->all_in,
+        .party = r->party,
+        .maps_slot = r->maps_slot,
+        .buckets_in = r->buckets_in,
+        .buckets_all = r->buckets_all,
+        .has_published = r->has_published,
+        .published = r->published,
+        .writing = r->writing,
+        .slot = r->slot,
+        .n_slots = r->n_slots,
+        .wants = r->has_wants,
+        .wants_number = r->wants,
+        .wants_slot = r->wants_slot,
+        .wants_ms = r->wants_ms,
+        .asked = r->asked,
+        .seen = msg_read_epoch(r->seen),
+        .state = (enum rx_state)r->state,
+        .bytes = r->bytes,
+        .verify_ns = r->verify_ns,
+        .pause_ns = r->pause_ns,
+        .manifest_bytes = r->manifest_bytes,
+        .digest_bytes = r->digest_bytes,
     };
     good = read_parts(r, &s) && s.manifest_bytes <= m->head.blob_bytes &&
            s.digest_bytes <= m->head.blob_bytes - s.manifest_bytes;

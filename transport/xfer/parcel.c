@@ -44,13 +44,13 @@ static bool list_runs(const struct link_seg *segs, size_t n, struct parcels *ps)
         for (uint32_t row = 0; row < segs[s].rows; row++)
             for (uint64_t at = 0; at < segs[s].run_bytes; at += PARCEL_DIRECT_MAX) {
                 uint64_t left = segs[s].run_bytes - at;
-                struct parcel_run r = {
-                    .from_off = segs[s].from_off + row * segs[s].from_step + at,
-                    .to_off = segs[s].to_off + row * segs[s].to_step + at,
-                    .first_byte = segs[s].first_byte + row * segs[s].byte_step + at,
-                    .bytes = left < PARCEL_DIRECT_MAX ? left : PARCEL_DIRECT_MAX,
-                    .seg = (uint32_t)s
-                };
+                struct parcel_run r = { .from_off = segs[s].from_off + row * segs[s].from_step + at,
+                                        .to_off = segs[s].to_off + row * segs[s].to_step + at,
+                                        .first_byte =
+                                            segs[s].first_byte + row * segs[s].byte_step + at,
+                                        .bytes =
+                                            left < PARCEL_DIRECT_MAX ? left : PARCEL_DIRECT_MAX,
+                                        .seg = (uint32_t)s };
 
                 if (!add_run(ps, &r))
                     return false;
@@ -75,7 +75,8 @@ static size_t stretch(const struct parcels *ps, size_t first, uint64_t *bytes)
     return i - first;
 }
 
-enum fl_status parcels_cut(const struct link_seg *segs, size_t n, struct parcels *out, struct fl_err *err)
+enum fl_status parcels_cut(const struct link_seg *segs, size_t n, struct parcels *out,
+                           struct fl_err *err)
 {
     struct parcels ps = { 0 };
     struct parcel *open = NULL; /* packed, and there may be room left in it */
@@ -128,7 +129,8 @@ void parcel_pack(const struct parcels *ps, size_t i, const void *from_mem, void 
     }
 }
 
-void parcel_land(const struct parcels *ps, size_t i, const void *packed, void *to_mem, uint64_t (*digests)[2])
+void parcel_land(const struct parcels *ps, size_t i, const void *packed, void *to_mem,
+                 uint64_t (*digests)[2])
 {
     const struct parcel *p = &ps->p[i];
     const char *from = packed;

@@ -39,14 +39,16 @@ bool xfer_method_is(uint16_t method)
     return method >= FL_XFER_FIRST && method <= FL_XFER_LAST;
 }
 
-enum fl_status xfer_port_create(struct fl_loop *l, const struct xfer_dialer *dialer, struct xfer_port **out,
-                                struct fl_err *err)
+enum fl_status xfer_port_create(struct fl_loop *l, const struct xfer_dialer *dialer,
+                                struct xfer_port **out, struct fl_err *err)
 {
     struct xfer_port *p = calloc(1, sizeof(*p));
 
     if (!p)
         return fl_fail(err, FL_EXHAUSTED, "no memory for the weight plane's port");
-    *p = (struct xfer_port){ .loop = l, .dialer = *dialer, .links = link_table, .n_links = link_table_n };
+    *p = (struct xfer_port){
+        .loop = l, .dialer = *dialer, .links = link_table, .n_links = link_table_n
+    };
     *out = p;
     return FL_OK;
 }
@@ -70,12 +72,14 @@ static struct port_set *find(const struct xfer_port *p, const char *set)
     return NULL;
 }
 
-enum fl_status port_add(struct xfer_port *p, struct port_set *s, const char *set, struct fl_err *err)
+enum fl_status port_add(struct xfer_port *p, struct port_set *s, const char *set,
+                        struct fl_err *err)
 {
     if (find(p, set))
         return fl_fail(err, FL_EXISTS, "weights \"%s\" are offered or accepted here already", set);
     if (!FL_COPY(s->set, set))
-        return fl_fail(err, FL_INVALID, "the name \"%s\" of a set of weights is longer than %zu bytes", set,
+        return fl_fail(err, FL_INVALID,
+                       "the name \"%s\" of a set of weights is longer than %zu bytes", set,
                        sizeof(s->set) - 1);
     s->next = p->sets;
     p->sets = s;
@@ -110,7 +114,8 @@ static size_t method_index(uint16_t method)
 
 static const char *set_of(const ProtobufCMessage *msg)
 {
-    const ProtobufCFieldDescriptor *f = protobuf_c_message_descriptor_get_field_by_name(msg->descriptor, "set");
+    const ProtobufCFieldDescriptor *f =
+        protobuf_c_message_descriptor_get_field_by_name(msg->descriptor, "set");
 
     return *(char *const *)(const void *)((const char *)msg + f->offset);
 }
@@ -135,7 +140,8 @@ void xfer_port_serve(struct xfer_port *p, struct call_req *req, const struct wir
     if (s) {
         s->serve(s, m->head.method, req, msg, m);
     } else {
-        fl_fail(&err, FL_NOT_FOUND, "weights \"%s\" are neither offered nor accepted here", set_of(msg));
+        fl_fail(&err, FL_NOT_FOUND, "weights \"%s\" are neither offered nor accepted here",
+                set_of(msg));
         call_fail(req, &err);
     }
     protobuf_c_message_free_unpacked(msg, NULL);

@@ -29,7 +29,8 @@ void reach_sweep(struct reach *r, const struct fl_seat_ref *who)
 {
     for (struct reach_mem **at = &r->mems; *at && !r->views;) {
         struct reach_mem *m = *at;
-        bool old = who && memcmp(&m->who.id, &who->id, sizeof(who->id)) == 0 && m->who.attempt != who->attempt;
+        bool old = who && memcmp(&m->who.id, &who->id, sizeof(who->id)) == 0 &&
+                   m->who.attempt != who->attempt;
 
         if (!m->passing && !old) {
             at = &m->next;

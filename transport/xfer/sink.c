@@ -62,7 +62,7 @@ static bool view_make(struct xfer_sink *s, struct sink_view *v)
 static void note_digests(struct xfer_sink *s)
 {
     const struct xfer_plan *p = take_part(s->take);
-    const uint64_t (*expect)[2] = take_expect(s->take);
+    const uint64_t(*expect)[2] = take_expect(s->take);
 
     for (size_t i = 0, t = 0; i < s->want->n_tensors; i++) {
         while (t < p->n_tensors && strcmp(p->tensors[t].name, s->want->tensors[i].name) != 0)
@@ -157,7 +157,8 @@ static void do_act(struct xfer_sink *s, enum rx_act act)
     }
 }
 
-enum fl_status sink_event(struct xfer_sink *s, enum rx_event on, const struct xfer_epoch *e, struct fl_err *err)
+enum fl_status sink_event(struct xfer_sink *s, enum rx_event on, const struct xfer_epoch *e,
+                          struct fl_err *err)
 {
     enum rx_state was = s->rx.state;
     enum rx_act act;
@@ -165,7 +166,8 @@ enum fl_status sink_event(struct xfer_sink *s, enum rx_event on, const struct xf
 
     if (act != RX_DO_NOTHING)
         fl_debug("weights %s -> %s member=\"%s\" set=%s epoch=%u.%u on=%s", rx_state_name(was),
-                 rx_state_name(s->rx.state), s->me.name, s->set.set, e->attempt, e->seq, rx_event_name(on));
+                 rx_state_name(s->rx.state), s->me.name, s->set.set, e->attempt, e->seq,
+                 rx_event_name(on));
     do_act(s, act);
     return st;
 }
@@ -226,12 +228,14 @@ const struct take_user sink_takes = { take_on_moved, take_on_all_in, take_on_bad
 
 bool sink_busy(const struct xfer_sink *s)
 {
-    return s->take && (s->rx.state == RX_STAGING || s->rx.state == RX_ABORTING || !take_idle(s->take));
+    return s->take &&
+           (s->rx.state == RX_STAGING || s->rx.state == RX_ABORTING || !take_idle(s->take));
 }
 
 void sink_lease(struct xfer_sink *s)
 {
-    if (s->rx.state == RX_STAGING || s->rx.state == RX_VERIFIED || (s->rx.state == RX_DIRTY && s->take))
+    if (s->rx.state == RX_STAGING || s->rx.state == RX_VERIFIED ||
+        (s->rx.state == RX_DIRTY && s->take))
         fl_timer_arm_in(s->loop, &s->lease, s->lease_ms ? s->lease_ms : XFER_LEASE_MS);
     else
         fl_timer_cancel(&s->lease);
@@ -243,9 +247,10 @@ static void on_lease_over(struct fl_timer *t, uint64_t now_ns)
 
     (void)now_ns;
     s->bad = (struct take_bad){ 0 };
-    fl_fail(&s->bad.why, FL_TIMEOUT, "%s in %s: no word of the driver for %u ms, epoch %u.%u is dropped", s->me.name,
-            rx_state_name(s->rx.state), s->lease_ms ? s->lease_ms : XFER_LEASE_MS, s->rx.seen.attempt,
-            s->rx.seen.seq);
+    fl_fail(&s->bad.why, FL_TIMEOUT,
+            "%s in %s: no word of the driver for %u ms, epoch %u.%u is dropped", s->me.name,
+            rx_state_name(s->rx.state), s->lease_ms ? s->lease_ms : XFER_LEASE_MS,
+            s->rx.seen.attempt, s->rx.seen.seq);
     fl_warn("weights epoch dropped why=\"%s\"", s->bad.why.text);
     (void)sink_event(s, RX_COORD_LOST, &s->rx.seen, NULL);
     sink_answer(s);
@@ -253,17 +258,21 @@ static void on_lease_over(struct fl_timer *t, uint64_t now_ns)
 
 /* ---- giving to another engine ---- */
 
-static enum fl_status give_slot_of(void *arg, const struct xfer_version *want, struct give_slot *out,
-                                   struct fl_err *err)
+static enum fl_status give_slot_of(void *arg, const struct xfer_version *want,
+                                   struct give_slot *out, struct fl_err *err)
 {
     struct xfer_sink *s = arg;
 
     if (!s->rx.has_version || !xfer_version_same(want, &s->serving))
-        return fl_fail(err, FL_INVALID, "%s does not serve version %" PRIu64, s->me.name, want->number);
+        return fl_fail(err, FL_INVALID, "%s does not serve version %" PRIu64, s->me.name,
+                       want->number);
     if (s->view.slot < 0)
-        return fl_fail(err, FL_UNSUPPORTED, "%s serves from another's pages and gives none on", s->me.name);
-    *out = (struct give_slot){ .mems = &s->slot[s->view.slot], .index = (uint32_t)s->view.slot,
-                               .gen = (uint16_t)s->slot_gen[s->view.slot], .number = s->serving.number };
+        return fl_fail(err, FL_UNSUPPORTED, "%s serves from another's pages and gives none on",
+                       s->me.name);
+    *out = (struct give_slot){ .mems = &s->slot[s->view.slot],
+                               .index = (uint32_t)s->view.slot,
+                               .gen = (uint16_t)s->slot_gen[s->view.slot],
+                               .number = s->serving.number };
     return FL_OK;
 }
 
@@ -278,7 +287,8 @@ static const struct give_user sink_gives = { give_slot_of, give_on_quiet, NULL }
 
 enum fl_status xfer_sink_offload(struct xfer_sink *s, bool dropped, struct fl_err *err)
 {
-    if (sink_busy(s) || s->flipping || s->pausing || s->rx.state == RX_VERIFIED || give_busy(&s->give))
+    if (sink_busy(s) || s->flipping || s->pausing || s->rx.state == RX_VERIFIED ||
+        give_busy(&s->give))
         return fl_fail(err, FL_AGAIN, "%s: epoch %u.%u is under way, weights are %s", s->me.name,
                        s->rx.seen.attempt, s->rx.seen.seq, rx_state_name(s->rx.state));
     s->offloaded = true;
@@ -301,8 +311,13 @@ void xfer_sink_onload(struct xfer_sink *s)
 
 void xfer_sink_report(const struct xfer_sink *s, struct rx_report *out)
 {
-    *out = (struct rx_report){ .who = s->me.who, .state = s->rx.state, .seen = s->rx.seen, .serving = s->serving,
-                               .staged = s->staged, .buckets_in = s->buckets_in, .buckets_all = s->buckets_all };
+    *out = (struct rx_report){ .who = s->me.who,
+                               .state = s->rx.state,
+                               .seen = s->rx.seen,
+                               .serving = s->serving,
+                               .staged = s->staged,
+                               .buckets_in = s->buckets_in,
+                               .buckets_all = s->buckets_all };
 }
 
 const struct link_mem *xfer_sink_data(const struct xfer_sink *s, struct xfer_version *version)
@@ -325,11 +340,12 @@ static void sink_free(struct xfer_sink *s)
     free(s);
 }
 
-static enum fl_status sink_fill(struct xfer_sink *s, const struct xfer_sink_opts *o, struct fl_err *err)
+static enum fl_status sink_fill(struct xfer_sink *s, const struct xfer_sink_opts *o,
+                                struct fl_err *err)
 {
     if (o->want->n_mems != 1)
-        return fl_fail(err, FL_INVALID, "weights \"%s\": %zu memories a slot, an engine has one", o->set,
-                       o->want->n_mems);
+        return fl_fail(err, FL_INVALID, "weights \"%s\": %zu memories a slot, an engine has one",
+                       o->set, o->want->n_mems);
     FL_TRY(xfer_manifest_encode(o->want, &s->image, &s->image_bytes, err));
     FL_TRY(xfer_manifest_decode(s->image, s->image_bytes, &s->want, err));
     s->digests = calloc(s->want->n_tensors + 1, sizeof(*s->digests));
@@ -339,17 +355,25 @@ static enum fl_status sink_fill(struct xfer_sink *s, const struct xfer_sink_opts
     return port_add(s->port, &s->set, o->set, err);
 }
 
-enum fl_status xfer_sink_create(struct fl_loop *l, struct xfer_port *port, const struct xfer_sink_opts *o,
-                                struct xfer_sink **out, struct fl_err *err)
+enum fl_status xfer_sink_create(struct fl_loop *l, struct xfer_port *port,
+                                const struct xfer_sink_opts *o, struct xfer_sink **out,
+                                struct fl_err *err)
 {
     struct xfer_sink *s = calloc(1, sizeof(*s));
     enum fl_status st;
 
     if (!s)
         return fl_fail(err, FL_EXHAUSTED, "no memory to accept weights \"%s\"", o->set);
-    *s = (struct xfer_sink){ .loop = l, .port = port, .me = o->me, .place = o->place, .slots = o->slots,
-                             .check_equal = o->check_equal, .ops = o->ops, .arg = o->arg,
-                             .view = { .slot = -1 }, .next = { .slot = -1 } };
+    *s = (struct xfer_sink){ .loop = l,
+                             .port = port,
+                             .me = o->me,
+                             .place = o->place,
+                             .slots = o->slots,
+                             .check_equal = o->check_equal,
+                             .ops = o->ops,
+                             .arg = o->arg,
+                             .view = { .slot = -1 },
+                             .next = { .slot = -1 } };
     s->set.serve = sink_serve;
     s->lease.fire = on_lease_over;
     s->paused_back.run = on_paused;

@@ -7,13 +7,13 @@
 
 /* ---- reports, and requests that wait ---- */
 
-/* Pages of a source that are not read yet and may be without another word of the coordinator, or are
- * about to be: a flip cannot be stopped, and a dirty engine flips when it has verified. */
+/* Pages of a source that are not read yet and may be without another word of the coordinator, or
+ * are about to be: a flip cannot be stopped, and a dirty engine flips when it has verified. */
 static bool may_come_to_read(const struct xfer_sink *s)
 {
     return s->take && take_shares(s->take) &&
-           (s->rx.state == RX_STAGING || s->rx.state == RX_VERIFIED || s->rx.state == RX_COMMITTING ||
-            (s->rx.state == RX_DIRTY && sink_busy(s)));
+           (s->rx.state == RX_STAGING || s->rx.state == RX_VERIFIED ||
+            s->rx.state == RX_COMMITTING || (s->rx.state == RX_DIRTY && sink_busy(s)));
 }
 
 void sink_state(const struct xfer_sink *s, struct xfer_state *out)
@@ -72,7 +72,8 @@ static bool still_waits(const struct xfer_sink *s, const struct sink_pend *p)
         return s->pausing && !s->flipping;
     case FL_XFER_WAIT:
         return !p->timed_out && !s->all_in &&
-               (s->rx.state == RX_COMMITTING || s->rx.state == RX_ABORTING || s->pausing || sink_busy(s));
+               (s->rx.state == RX_COMMITTING || s->rx.state == RX_ABORTING || s->pausing ||
+                sink_busy(s));
     case FL_XFER_COMMIT:
         return s->rx.state == RX_COMMITTING;
     case FL_XFER_ABORT:
@@ -116,7 +117,8 @@ static void on_unwanted(void *arg, struct call_req *req)
     reply_state(p->sink, req);
 }
 
-static void answer_when_due(struct xfer_sink *s, struct call_req *req, uint16_t method, uint32_t wait_ms)
+static void answer_when_due(struct xfer_sink *s, struct call_req *req, uint16_t method,
+                            uint32_t wait_ms)
 {
     struct fl_err err = { 0 };
 
@@ -155,7 +157,8 @@ static void serve_reconcile(struct xfer_sink *s, struct call_req *req, const Fl_
     if (!blob) {
         struct fl_err err = { 0 };
 
-        fl_fail(&err, FL_EXHAUSTED, "no memory for a report of %" PRIu64 " bytes", st.manifest_bytes);
+        fl_fail(&err, FL_EXHAUSTED, "no memory for a report of %" PRIu64 " bytes",
+                st.manifest_bytes);
         call_fail(req, &err);
         return;
     }
@@ -171,13 +174,16 @@ static enum fl_status read_team(struct xfer_sink *s, const Fl__XferTeam *t, stru
                                 struct fl_err *err)
 {
     size_t n = t->n_members;
-    bool good = n >= 2 && n <= 4096 && t->n_places == n && t->self > 0 && t->self < n && t->has_ticket &&
-                t->ticket.len == sizeof(out->ticket);
+    bool good = n >= 2 && n <= 4096 && t->n_places == n && t->self > 0 && t->self < n &&
+                t->has_ticket && t->ticket.len == sizeof(out->ticket);
 
     if (!good)
         return fl_fail(err, FL_CORRUPT, "a team of %zu members does not decode", n);
-    *out = (struct take_team){ .ops = port_link(s->port, t->link), .n = (unsigned)n, .self = t->self,
-                               .giver_edge = t->giver_edge, .places = calloc(n, sizeof(*out->places)),
+    *out = (struct take_team){ .ops = port_link(s->port, t->link),
+                               .n = (unsigned)n,
+                               .self = t->self,
+                               .giver_edge = t->giver_edge,
+                               .places = calloc(n, sizeof(*out->places)),
                                .members = calloc(n, sizeof(*out->members)) };
     if (!out->places || !out->members)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a team of %zu", n);
@@ -185,7 +191,8 @@ static enum fl_status read_team(struct xfer_sink *s, const Fl__XferTeam *t, stru
         return fl_fail(err, FL_UNSUPPORTED, "%s has no link \"%s\"", s->me.name, t->link);
     memcpy(out->ticket, t->ticket.data, sizeof(out->ticket));
     for (size_t i = 0; good && i < n; i++)
-        good = msg_read_place(t->places[i], &out->places[i]) && msg_read_member(t->members[i], &out->members[i]);
+        good = msg_read_place(t->places[i], &out->places[i]) &&
+               msg_read_member(t->members[i], &out->members[i]);
     return good ? FL_OK : fl_fail(err, FL_CORRUPT, "a member of a team does not decode");
 }
 
@@ -199,7 +206,8 @@ static enum fl_status read_teams(struct xfer_sink *s, const Fl__XferBegin *b, st
         const Fl__XferTeam *t = b->teams[i];
 
         if (t->edge >= o->part->n_edges || o->teams[t->edge].members)
-            return fl_fail(err, FL_CORRUPT, "a team names edge %u of %zu", t->edge, o->part->n_edges);
+            return fl_fail(err, FL_CORRUPT, "a team names edge %u of %zu", t->edge,
+                           o->part->n_edges);
         FL_TRY(read_team(s, t, &o->teams[t->edge], err));
     }
     for (size_t i = 0; i < o->part->n_edges; i++)
@@ -209,8 +217,8 @@ static enum fl_status read_teams(struct xfer_sink *s, const Fl__XferBegin *b, st
 }
 
 /* Everything that a peer could have got wrong, before anything has changed here. */
-static enum fl_status begin_read(struct xfer_sink *s, const Fl__XferBegin *b, const struct wire_msg *m,
-                                 struct take_opts *o, struct fl_err *err)
+static enum fl_status begin_read(struct xfer_sink *s, const Fl__XferBegin *b,
+                                 const struct wire_msg *m, struct take_opts *o, struct fl_err *err)
 {
     uint64_t part_hash[2];
     size_t digest_bytes;
@@ -222,11 +230,12 @@ static enum fl_status begin_read(struct xfer_sink *s, const Fl__XferBegin *b, co
     FL_TRY(xfer_part_decode(m->blob, b->part_bytes, part_hash, &o->part, err));
     FL_TRY(xfer_part_check(o->part, b->member, s->want, err));
     if (o->part->mode == XFER_SHARE && (o->part->n_edges != 1 || o->part->n_buckets == 0))
-        return fl_fail(err, FL_INVALID, "pages of %zu sources cannot be served from as one", o->part->n_edges);
+        return fl_fail(err, FL_INVALID, "pages of %zu sources cannot be served from as one",
+                       o->part->n_edges);
     digest_bytes = o->part->n_tensors * sizeof(*o->expect);
     if (m->head.blob_bytes - b->part_bytes != digest_bytes)
-        return fl_fail(err, FL_CORRUPT, "%zu tensors in the plan, %" PRIu64 " bytes of digests", o->part->n_tensors,
-                       m->head.blob_bytes - b->part_bytes);
+        return fl_fail(err, FL_CORRUPT, "%zu tensors in the plan, %" PRIu64 " bytes of digests",
+                       o->part->n_tensors, m->head.blob_bytes - b->part_bytes);
     o->expect = malloc(digest_bytes + 1);
     if (!o->expect)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %zu digests", o->part->n_tensors);
@@ -257,9 +266,17 @@ static int stage_slot(const struct xfer_sink *s, bool one_slot)
 
 static void begin_opts(struct xfer_sink *s, const Fl__XferBegin *b, struct take_opts *o)
 {
-    *o = (struct take_opts){ .port = s->port, .reaches = &s->reaches, .set = s->set.set, .name = s->me.name,
-                             .want = s->want, .epoch = msg_read_epoch(b->epoch), .check_equal = s->check_equal,
-                             .delta_dir = b->delta_dir, .local_dir = s->local_dir, .user = &sink_takes, .arg = s };
+    *o = (struct take_opts){ .port = s->port,
+                             .reaches = &s->reaches,
+                             .set = s->set.set,
+                             .name = s->me.name,
+                             .want = s->want,
+                             .epoch = msg_read_epoch(b->epoch),
+                             .check_equal = s->check_equal,
+                             .delta_dir = b->delta_dir,
+                             .local_dir = s->local_dir,
+                             .user = &sink_takes,
+                             .arg = s };
 }
 
 static void begin_drop(struct take_opts *o)
@@ -274,8 +291,9 @@ static void begin_drop(struct take_opts *o)
 
 /* The new take, ready to start. On failure nothing has changed, but that room may have been taken
  * and given back. */
-static enum fl_status begin_prepare(struct xfer_sink *s, const Fl__XferBegin *b, const struct wire_msg *m,
-                                    struct take **out, int *slot, struct fl_err *err)
+static enum fl_status begin_prepare(struct xfer_sink *s, const Fl__XferBegin *b,
+                                    const struct wire_msg *m, struct take **out, int *slot,
+                                    struct fl_err *err)
 {
     struct take_opts o;
     bool had;
@@ -301,7 +319,8 @@ static enum fl_status begin_prepare(struct xfer_sink *s, const Fl__XferBegin *b,
     return FL_OK;
 }
 
-static void begin_now(struct xfer_sink *s, const Fl__XferBegin *b, enum rx_act act, struct take *take, int slot)
+static void begin_now(struct xfer_sink *s, const Fl__XferBegin *b, enum rx_act act,
+                      struct take *take, int slot)
 {
     bool serves = act == RX_DO_DIRTY && s->view.mem.addr;
     int left = s->stage_slot;
@@ -350,7 +369,8 @@ static bool gives_way(struct xfer_sink *s, const struct xfer_epoch *e)
     return true;
 }
 
-static void serve_begin(struct xfer_sink *s, struct call_req *req, const Fl__XferBegin *b, const struct wire_msg *m)
+static void serve_begin(struct xfer_sink *s, struct call_req *req, const Fl__XferBegin *b,
+                        const struct wire_msg *m)
 {
     struct xfer_epoch e = msg_read_epoch(b->epoch);
     enum rx_event on = b->slots == XFER_ONE_SLOT ? RX_BEGIN_ONE_SLOT : RX_BEGIN;
@@ -360,7 +380,8 @@ static void serve_begin(struct xfer_sink *s, struct call_req *req, const Fl__Xfe
     enum rx_act act = RX_DO_NOTHING;
     int slot = s->stage_slot;
 
-    if (b->open && !may_come_to_read(s) && !s->pausing && !(s->view.n_reaches && s->view.maps_slot == b->open_slot)) {
+    if (b->open && !may_come_to_read(s) && !s->pausing &&
+        !(s->view.n_reaches && s->view.maps_slot == b->open_slot)) {
         reply_state(s, req); /* nothing to give up */
         return;
     }
@@ -509,21 +530,22 @@ static void serve_now(struct xfer_sink *s, uint16_t method, struct call_req *req
     }
 }
 
-void sink_serve(struct port_set *set, uint16_t method, struct call_req *req, const ProtobufCMessage *msg,
-                const struct wire_msg *m)
+void sink_serve(struct port_set *set, uint16_t method, struct call_req *req,
+                const ProtobufCMessage *msg, const struct wire_msg *m)
 {
     struct xfer_sink *s = container_of(set, struct xfer_sink, set);
     uint32_t attempt = attempt_of(s, method, msg);
     struct fl_err err = { 0 };
 
     if (s->stopping) {
-        fl_fail(&err, FL_CANCELLED, "weights \"%s\" are being dropped at %s", s->set.set, s->me.name);
+        fl_fail(&err, FL_CANCELLED, "weights \"%s\" are being dropped at %s", s->set.set,
+                s->me.name);
         call_fail(req, &err);
         return;
     }
     if (attempt < s->attempt_seen) {
-        fl_fail(&err, FL_STALE, "attempt %u of the driver is over: %s has heard attempt %u", attempt, s->me.name,
-                s->attempt_seen);
+        fl_fail(&err, FL_STALE, "attempt %u of the driver is over: %s has heard attempt %u",
+                attempt, s->me.name, s->attempt_seen);
         call_fail(req, &err);
         return;
     }

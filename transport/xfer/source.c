@@ -9,10 +9,10 @@
 #include "transport/xfer/give.h"
 
 enum src_state {
-    SRC_WRITING,    /* the slot in hand is the program's                  */
-    SRC_DIGESTING,  /* whole and frozen; its digests are being made       */
-    SRC_PUBLISHED,  /* frozen; engines may read it                        */
-    SRC_ASKING      /* begin() waits for the coordinator; frozen until then */
+    SRC_WRITING,   /* the slot in hand is the program's                  */
+    SRC_DIGESTING, /* whole and frozen; its digests are being made       */
+    SRC_PUBLISHED, /* frozen; engines may read it                        */
+    SRC_ASKING     /* begin() waits for the coordinator; frozen until then */
 };
 struct xfer_source {
     struct port_set set; /* first of all: how the port finds us */
@@ -43,7 +43,8 @@ struct xfer_source {
     struct fl_timer watch_over;
     struct give give;
     struct delta_writer delta;
-    uint64_t delta_publish, publishes; /* publishes: counts; delta_publish: which one was written last */
+    uint64_t delta_publish,
+        publishes; /* publishes: counts; delta_publish: which one was written last */
     struct fl_task *stopped;
     bool stopping;
 };
@@ -106,7 +107,8 @@ static void begin_on_late(struct fl_timer *t, uint64_t now_ns)
 
     (void)now_ns;
     fl_fail(&err, FL_TIMEOUT,
-            "begin of version %" PRIu64 " at %s: the driver did not say in time that nobody reads slot %u any more",
+            "begin of version %" PRIu64
+            " at %s: the driver did not say in time that nobody reads slot %u any more",
             s->asked_number, s->me.name, next_slot(s));
     refuse(s, &err);
 }
@@ -155,13 +157,15 @@ static void watch_on_over(struct fl_timer *t, uint64_t now_ns)
     watch_answer(container_of(t, struct xfer_source, watch_over));
 }
 
-enum fl_status xfer_source_begin(struct xfer_source *s, uint64_t version, uint64_t due_ns, struct xfer_wait *w,
-                                 struct fl_err *err)
+enum fl_status xfer_source_begin(struct xfer_source *s, uint64_t version, uint64_t due_ns,
+                                 struct xfer_wait *w, struct fl_err *err)
 {
     if (s->stopping)
         return fl_fail(err, FL_CANCELLED, "weights \"%s\" are being dropped", s->set.set);
     if (s->wait || s->state != SRC_PUBLISHED)
-        return fl_fail(err, FL_INVALID, "begin of version %" PRIu64 ": version %" PRIu64 " was begun and is not published yet",
+        return fl_fail(err, FL_INVALID,
+                       "begin of version %" PRIu64 ": version %" PRIu64
+                       " was begun and is not published yet",
                        version, s->state == SRC_ASKING ? s->asked_number : s->number);
     s->wait = w;
     s->asked++;
@@ -195,7 +199,7 @@ static void digest_work(struct fl_work *w)
 static void digest_done(struct fl_work *w, enum fl_status st)
 {
     struct xfer_source *s = container_of(w, struct xfer_source, digest_work);
-    uint64_t (*old)[2] = s->digests;
+    uint64_t(*old)[2] = s->digests;
     struct fl_err err = { 0 };
 
     if (st != FL_OK) {
@@ -212,20 +216,25 @@ static void digest_done(struct fl_work *w, enum fl_status st)
     s->published_slot = s->slot;
     s->publishes++;
     s->state = SRC_PUBLISHED;
-    fl_debug("weights published member=%s version=%" PRIu64 " slot=%u", s->me.name, s->number, s->slot);
+    fl_debug("weights published member=%s version=%" PRIu64 " slot=%u", s->me.name, s->number,
+             s->slot);
     wait_over(s, FL_OK, NULL);
     source_settle(s);
 }
 
-enum fl_status xfer_source_publish(struct xfer_source *s, uint64_t version, struct xfer_wait *w, struct fl_err *err)
+enum fl_status xfer_source_publish(struct xfer_source *s, uint64_t version, struct xfer_wait *w,
+                                   struct fl_err *err)
 {
     if (s->stopping)
         return fl_fail(err, FL_CANCELLED, "weights \"%s\" are being dropped", s->set.set);
     if (s->wait || s->state != SRC_WRITING)
-        return fl_fail(err, FL_INVALID, "publish of version %" PRIu64 " without begin: the weights are frozen at version %" PRIu64,
+        return fl_fail(err, FL_INVALID,
+                       "publish of version %" PRIu64
+                       " without begin: the weights are frozen at version %" PRIu64,
                        version, s->published);
     if (s->publishes && version != s->number)
-        return fl_fail(err, FL_INVALID, "publish of version %" PRIu64 ", but version %" PRIu64 " was begun", version,
+        return fl_fail(err, FL_INVALID,
+                       "publish of version %" PRIu64 ", but version %" PRIu64 " was begun", version,
                        s->number);
     s->number = version;
     s->wait = w;
@@ -251,19 +260,22 @@ bool xfer_source_version(const struct xfer_source *s, uint64_t *number)
 
 /* ---- giving ---- */
 
-static enum fl_status give_slot_of(void *arg, const struct xfer_version *want, struct give_slot *out,
-                                   struct fl_err *err)
+static enum fl_status give_slot_of(void *arg, const struct xfer_version *want,
+                                   struct give_slot *out, struct fl_err *err)
 {
     struct xfer_source *s = arg;
 
     if (!s->has_published || s->state == SRC_DIGESTING)
         return fl_fail(err, FL_AGAIN, "%s is writing version %" PRIu64, s->me.name, s->number);
     if (want->number != s->published)
-        return fl_fail(err, FL_INVALID, "%s has published version %" PRIu64 ", version %" PRIu64 " is asked for", s->me.name,
-                       s->published, want->number);
+        return fl_fail(err, FL_INVALID,
+                       "%s has published version %" PRIu64 ", version %" PRIu64 " is asked for",
+                       s->me.name, s->published, want->number);
     s->was_read = true;
-    *out = (struct give_slot){ .mems = &s->mem[s->published_slot], .index = s->published_slot,
-                               .gen = (uint16_t)(s->published_slot + 1), .number = s->published };
+    *out = (struct give_slot){ .mems = &s->mem[s->published_slot],
+                               .index = s->published_slot,
+                               .gen = (uint16_t)(s->published_slot + 1),
+                               .number = s->published };
     return FL_OK;
 }
 
@@ -297,8 +309,8 @@ static const struct give_user source_gives = { give_slot_of, give_on_quiet, give
 static enum fl_status driver_is_current(struct xfer_source *s, uint32_t attempt, struct fl_err *err)
 {
     if (attempt < s->attempt_seen)
-        return fl_fail(err, FL_STALE, "attempt %u of the driver is over: %s has heard attempt %u", attempt,
-                       s->me.name, s->attempt_seen);
+        return fl_fail(err, FL_STALE, "attempt %u of the driver is over: %s has heard attempt %u",
+                       attempt, s->me.name, s->attempt_seen);
     s->attempt_seen = attempt;
     return FL_OK;
 }
@@ -319,7 +331,8 @@ static void serve_reconcile(struct xfer_source *s, struct call_req *req, const F
     if (!blob) {
         struct fl_err err = { 0 };
 
-        fl_fail(&err, FL_EXHAUSTED, "no memory for a report of %" PRIu64 " bytes", st.manifest_bytes);
+        fl_fail(&err, FL_EXHAUSTED, "no memory for a report of %" PRIu64 " bytes",
+                st.manifest_bytes);
         call_fail(req, &err);
         return;
     }
@@ -369,8 +382,8 @@ static void serve_grant(struct xfer_source *s, struct call_req *req, const Fl__X
     msg_reply_state(req, &st, (struct fl_bytes){ 0 });
 }
 
-static void source_serve(struct port_set *set, uint16_t method, struct call_req *req, const ProtobufCMessage *msg,
-                         const struct wire_msg *m)
+static void source_serve(struct port_set *set, uint16_t method, struct call_req *req,
+                         const ProtobufCMessage *msg, const struct wire_msg *m)
 {
     struct xfer_source *s = container_of(set, struct xfer_source, set);
     const void *p = msg;
@@ -387,7 +400,8 @@ static void source_serve(struct port_set *set, uint16_t method, struct call_req 
     else if (method == FL_XFER_BEGIN)
         attempt = ((const Fl__XferBegin *)p)->epoch->attempt;
     if (s->stopping)
-        fl_fail(&err, FL_CANCELLED, "weights \"%s\" are being dropped at %s", s->set.set, s->me.name);
+        fl_fail(&err, FL_CANCELLED, "weights \"%s\" are being dropped at %s", s->set.set,
+                s->me.name);
     else
         (void)driver_is_current(s, attempt, &err);
     if (err.status != FL_OK) {
@@ -425,17 +439,21 @@ static void source_serve(struct port_set *set, uint16_t method, struct call_req 
 
 /* ---- life ---- */
 
-static enum fl_status source_fill(struct xfer_source *s, const struct xfer_source_opts *o, struct fl_err *err)
+static enum fl_status source_fill(struct xfer_source *s, const struct xfer_source_opts *o,
+                                  struct fl_err *err)
 {
     if (o->n_slots < 1 || o->n_slots > 2)
-        return fl_fail(err, FL_INVALID, "weights \"%s\": %u slots, 1 or 2 are possible", o->set, o->n_slots);
+        return fl_fail(err, FL_INVALID, "weights \"%s\": %u slots, 1 or 2 are possible", o->set,
+                       o->n_slots);
     if (o->have->n_mems != 1)
-        return fl_fail(err, FL_INVALID, "weights \"%s\": %zu memories a slot, one is possible", o->set,
-                       o->have->n_mems);
+        return fl_fail(err, FL_INVALID, "weights \"%s\": %zu memories a slot, one is possible",
+                       o->set, o->have->n_mems);
     for (unsigned i = 0; i < o->n_slots; i++) {
         s->mem[i] = o->slot[i];
         if (s->mem[i].bytes < o->have->mem_bytes[0])
-            return fl_fail(err, FL_INVALID, "slot %u of weights \"%s\" has %" PRIu64 " bytes, %" PRIu64 " are laid out",
+            return fl_fail(err, FL_INVALID,
+                           "slot %u of weights \"%s\" has %" PRIu64 " bytes, %" PRIu64
+                           " are laid out",
                            i, o->set, s->mem[i].bytes, o->have->mem_bytes[0]);
     }
     FL_TRY(xfer_manifest_encode(o->have, &s->image, &s->image_bytes, err));
@@ -457,8 +475,9 @@ static void source_free(struct xfer_source *s)
     free(s);
 }
 
-enum fl_status xfer_source_create(struct fl_loop *l, struct xfer_port *port, const struct xfer_source_opts *o,
-                                  struct xfer_source **out, struct fl_err *err)
+enum fl_status xfer_source_create(struct fl_loop *l, struct xfer_port *port,
+                                  const struct xfer_source_opts *o, struct xfer_source **out,
+                                  struct fl_err *err)
 {
     struct xfer_source *s = calloc(1, sizeof(*s));
     enum fl_status st;

@@ -1,4 +1,5 @@
-/* transport/xfer/take_check.c - whether what is in is what the source published, and if not, where not
+/* transport/xfer/take_check.c - whether what is in is what the source published, and if not, where
+ * not
  *
  * A tensor that this rank holds whole is compared here; of one held in part the sum goes to the
  * coordinator, which has those of the other ranks. When a tensor does not agree, the giver digests
@@ -110,8 +111,8 @@ static void check_on_digests(struct call_op *op, enum fl_status st, const struct
         return;
     }
     for (uint32_t s = 0; s < b->n_segs; s++)
-        if (memcmp((const char *)reply->blob + s * sizeof(t->digests[0]), t->digests[b->first_seg + s],
-                   sizeof(t->digests[0])) != 0)
+        if (memcmp((const char *)reply->blob + s * sizeof(t->digests[0]),
+                   t->digests[b->first_seg + s], sizeof(t->digests[0])) != 0)
             note_tensor(t, t->o.part->segs[b->first_seg + s].tensor);
     if (memcmp(reply->blob, t->digests[b->first_seg], reply->head.blob_bytes) != 0)
         note_bucket(t, t->check_at);
@@ -130,7 +131,8 @@ static void check_ask(struct take *t, struct call_peer *peer)
     take_begin_call(t, &epoch, &a);
     a.due_ns += b->bytes; /* 1 GB/s at the worst */
     a.method = FL_XFER_CHECK;
-    a.blob = (struct fl_bytes){ &t->o.part->segs[b->first_seg], b->n_segs * sizeof(struct link_seg) };
+    a.blob =
+        (struct fl_bytes){ &t->o.part->segs[b->first_seg], b->n_segs * sizeof(struct link_seg) };
     c.set = (char *)(uintptr_t)t->o.set;
     c.epoch = &epoch;
     c.plan = msg_hash(t->o.plan);
@@ -175,8 +177,8 @@ static void check_next(struct take *t)
     }
     t->check_dial.done = check_on_dialed;
     t->check_dials = true;
-    t->o.port->dialer.dial(t->o.port->dialer.arg, &t->o.teams[p->buckets[t->check_at].edge].members[0],
-                           &t->check_dial);
+    t->o.port->dialer.dial(t->o.port->dialer.arg,
+                           &t->o.teams[p->buckets[t->check_at].edge].members[0], &t->check_dial);
 }
 
 void take_check_cancel(struct take *t)
@@ -212,7 +214,8 @@ static void add_sums(struct take *t)
     }
 }
 
-/* Buckets whose segments cannot be vouched for: of wrong tensors, or replicas that no sum counts. */
+/* Buckets whose segments cannot be vouched for: of wrong tensors, or replicas that no sum counts.
+ */
 static bool mark_suspects(struct take *t)
 {
     const struct xfer_plan *p = t->o.part;
@@ -224,7 +227,8 @@ static bool mark_suspects(struct take *t)
             size_t i = p->buckets[b].first_seg + k;
             uint32_t tensor = p->segs[i].tensor;
             bool part = t->sum_bytes[tensor] != xfer_tensor_bytes(&p->tensors[tensor]);
-            bool disk = p->edges[p->buckets[b].edge].link == XFER_LINK_DISK; /* its files carry checksums */
+            bool disk =
+                p->edges[p->buckets[b].edge].link == XFER_LINK_DISK; /* its files carry checksums */
 
             if (t->locating ? t->wrong[tensor] : part && !p->once[i] && !disk)
                 t->suspect[b] = any = true;
@@ -279,14 +283,15 @@ static void equal_work(struct fl_work *w)
         const struct take_edge *te = &t->edges[b->edge];
         bool share = p->mode == XFER_SHARE;
         const void *mem = share ? take_mapped(te, b->from_mem)->addr : t->o.slot.addr;
-        uint64_t (*again)[2] = calloc(b->n_segs + 1, sizeof(*again));
+        uint64_t(*again)[2] = calloc(b->n_segs + 1, sizeof(*again));
 
         if (!again) {
             t->equal_differs = t->suspect[i] = true; /* not read is not equal */
             continue;
         }
         xfer_bucket_digest(&p->segs[b->first_seg], b->n_segs, mem, share, again);
-        t->suspect[i] = !share && memcmp(again, t->digests[b->first_seg], b->n_segs * sizeof(*again)) != 0;
+        t->suspect[i] =
+            !share && memcmp(again, t->digests[b->first_seg], b->n_segs * sizeof(*again)) != 0;
         t->equal_differs |= t->suspect[i];
         memcpy(t->digests[b->first_seg], again, b->n_segs * sizeof(*again));
         free(again);
@@ -318,7 +323,8 @@ void take_compare(struct take *t)
         t->in_work++;
         fl_work_start(t->o.port->loop, &t->equal);
     } else if (t->o.part->mode == XFER_SHARE) {
-        t->verdict_given = true; /* the writer's own digest, and its version word: nothing was copied */
+        t->verdict_given =
+            true; /* the writer's own digest, and its version word: nothing was copied */
         agreed(t);
     } else {
         compare_sums(t);

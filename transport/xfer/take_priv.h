@@ -1,4 +1,6 @@
-/* transport/xfer/take_priv.h - the executor from inside: moving (take.c), comparing (take_check.c) */
+/* transport/xfer/take_priv.h - the executor from inside
+ *
+ * take.c edges and life, take_key.c the way to givers, take_move.c bytes, take_check.c digests */
 #pragma once
 #include "transport/xfer/take.h"
 
@@ -61,6 +63,14 @@ static inline bool take_disk(const struct take_edge *te)
 {
     return te->e->link == XFER_LINK_DISK;
 }
+bool take_pulls(const struct take_edge *te); /* else both sides act: the giver sends */
+void take_go(struct take_edge *te);          /* whatever is next for it */
+void take_next_key(struct take_edge *te);
+void take_pull(struct take_edge *te);
+void take_receive(struct take_edge *te);
+void take_files(struct take_edge *te);
+void take_bucket_in(struct take_edge *te, uint32_t bucket);
+bool take_wait_again(struct take_edge *te, enum fl_status st); /* true: FL_AGAIN, and take_go() follows */
 void take_fail(struct take *t, const struct take_edge *te, uint32_t bucket, enum fl_status st,
                const struct fl_err *why);
 void take_settle(struct take *t);

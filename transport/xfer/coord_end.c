@@ -1,0 +1,339 @@
+/* transport/xfer/coord_end.c - the second half of an epoch: COMMIT, RESUME, ABORT, END, and the
+ * report */
+#include <inttypes.h>
+#include <string.h>
+#include "common/base/fault.h"
+#include "common/base/log.h"
+#include "transport/xfer/coord_priv.h"
+#include "common/proto/methods.h"
+
+void co_failed(struct co_member *m, enum fl_status st, const struct fl_err *err, const char *phase)
+{
+    struct fl_err why = { 0 };
+
+    if (m->phase == CO_FAILED || m->phase == CO_COMMITTED)
+        return;
+    m->phase = CO_FAILED;
+    if (err && strncmp(err->text, m->me.name, strlen(m->me.name)) == 0)
+        m->why = *err; /* it names itself, bucket and giver too */
+    else
+        fl_fail(&why, st, "%s: %s: %s", m->me.name, phase,
+                err && err->text[0] ? err->text : fl_status_name(st));
+    if (why.status != FL_OK)
+        m->why = why;
+    m->why.status = st;
+}
+
+bool co_party_is(const struct xfer_coord *c, uint32_t party, enum co_phase phase)
+{
+    for (const struct co_member *m = c->members; m; m = m->next)
+        if (!m->source && m->me.party == party && m->phase != CO_OUT && m->phase != phase)
+            return false;
+    return true;
+}
+
+bool co_first_of_party(const struct co_member *m)
+{
+    for (const struct co_member *o = m->c->members; o != m; o = o->next)
+        if (!o->source && o->me.party == m->me.party && o->phase != CO_OUT)
+            return false;
+    return !m->source && m->phase != CO_OUT;
+}
+
+unsigned co_party_ranks(const struct xfer_coord *c, uint32_t party)
+{
+    unsigned n = 0;
+
+    for (const struct co_member *m = c->members; m; m = m->next)
+        n += !m->source && !m->gone && m->me.party == party;
+    return n;
+}
+
+/* ---- the end ---- */
+
+static void count_left(struct xfer_coord *c)
+{
+    struct xfer_report *r = &c->rep;
+
+    r->n_committed = c->n_there;
+    for (const struct co_member *m = c->members; m; m = m->next) {
+        const struct co_member *f = NULL;
+
+        if (!co_first_of_party(m))
+            continue;
+        if (co_party_is(c, m->me.party, CO_COMMITTED)) {
+            r->n_committed++;
+            continue;
+        }
+        for (const struct co_member *o = c->members; o && !f; o = o->next)
+            if (!o->source && o->me.party == m->me.party && o->phase == CO_FAILED)
+                f = o;
+        if (f && r->n_left_behind == 0)
+            r->first_left_behind = f->why;
+        if (r->n_left_behind < XFER_NAMED_LEFT_BEHIND) {
+            r->left[r->n_left_behind].party = m->me.party;
+            r->left[r->n_left_behind].why = f ? f->why : (struct fl_err){ 0 };
+        }
+        r->n_left_behind++;
+    }
+}
+
+void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err *err)
+{
+    struct xfer_run *run = c->run;
+    struct fl_err why = err && st != FL_OK ? *err : (struct fl_err){ 0 };
+    struct xfer_report rep;
+
+    count_left(c);
+    for (const struct co_member *m = c->members; m; m = m->next) {
+        if (m->source || m->phase == CO_OUT)
+            continue;
+        c->rep.bytes += m->st.bytes;
+        if (m->phase != CO_COMMITTED)
+            continue;
+        if (m->st.pause_ns > c->rep.pause_ns)
+            c->rep.pause_ns = m->st.pause_ns;
+        if (m->st.verify_ns > c->rep.verify_ns)
+            c->rep.verify_ns = m->st.verify_ns;
+    }
+    fl_muster_destroy(c->muster);
+    c->muster = NULL;
+    c->step = CO_IDLE;
+    c->run = NULL;
+    rep = c->rep;
+    for (struct co_member *m = c->members; m; m = m->next)
+        co_quiet(m);
+    co_sweep(c);
+    fl_log(st == FL_OK && !rep.n_left_behind ? FL_LOG_DEBUG
+                                             : FL_LOG_INFO, /* every step of a run has one */
+           "weights update %s set=%s epoch=%u.%u version=%" PRIu64
+           " committed=%u left_behind=%u bytes=%" PRIu64 " move_ms=%" PRIu64 " pause_us=%" PRIu64
+           " predicted_ms=%" PRIu64,
+           st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq,
+           rep.now.number, rep.n_committed, rep.n_left_behind, rep.bytes, rep.move_ns / 1000000,
+           rep.pause_ns / 1000, rep.predicted_ns / 1000000);
+    co_grant_next(c);
+    run->done(run, st, &rep, &why); /* last: it may start the next one, or destroy c */
+}
+
+/* ---- END: givers ---- */
+
+static void heard_end(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                      const struct fl_err *err)
+{
+    (void)reply;
+    if (st == FL_UNREACHABLE)
+        co_again(m, m->ask);
+    else
+        co_in(m, st, err);
+}
+
+static void ask_end(struct co_member *m)
+{
+    Fl__XferEnd e = FL__XFER_END__INIT;
+    Fl__XferEpoch epoch;
+    bool good = true;
+
+    for (const struct co_member *o = m->c->members; o; o = o->next)
+        good &= o->source || o->phase == CO_OUT || o->phase == CO_COMMITTED;
+    msg_epoch(&m->c->epoch, &epoch);
+    e.set = m->c->set;
+    e.epoch = &epoch;
+    e.good = good;
+    co_call(m, FL_XFER_END, &e.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_END_MS), heard_end);
+}
+
+static void ended_over(void *arg, enum fl_status st, const struct fl_err *err)
+{
+    struct xfer_coord *c = arg;
+
+    if (st != FL_OK && st != FL_UNREACHABLE)
+        fl_warn("weights giver not quiet set=%s why=\"%s\"", c->set, err->text);
+    co_run_finish(c, c->outcome, &c->why);
+}
+
+static bool is_giver(const struct co_member *m)
+{
+    return m->gives;
+}
+
+void co_end_step(struct xfer_coord *c)
+{
+    co_step_begin(c, CO_END, "end of the epoch", co_due(c, COORD_END_MS), is_giver, ask_end,
+                  ended_over);
+}
+
+/* ---- ABORT: takers that will not commit ---- */
+
+static void heard_abort(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                        const struct fl_err *err)
+{
+    struct xfer_state s;
+
+    if (st == FL_UNREACHABLE) {
+        co_again(m, m->ask);
+        return;
+    }
+    if (st == FL_OK && msg_read_state(reply, &s, NULL) == FL_OK) {
+        uint32_t n = m->st.n_bad_tensors;
+
+        s.n_bad_tensors = s.n_bad_tensors ? s.n_bad_tensors : n; /* keep what it said before */
+        m->st.state = s.state;
+        m->st.bytes = s.bytes;
+    }
+    co_in(m, st, err);
+}
+
+static void ask_abort(struct co_member *m)
+{
+    Fl__XferAbort a = FL__XFER_ABORT__INIT;
+    Fl__XferEpoch epoch;
+    Fl__Error why;
+
+    msg_epoch(&m->c->epoch, &epoch);
+    a.set = m->c->set;
+    a.epoch = &epoch;
+    msg_error(&m->why, &why);
+    a.why = m->why.status != FL_OK ? &why : NULL;
+    co_call(m, FL_XFER_ABORT, &a.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_END_MS),
+            heard_abort);
+}
+
+static void aborted_over(void *arg, enum fl_status st, const struct fl_err *err)
+{
+    struct xfer_coord *c = arg;
+
+    if (st != FL_OK && st != FL_UNREACHABLE)
+        fl_warn("weights abort not quiet set=%s why=\"%s\"", c->set, err->text);
+    co_end_step(c);
+}
+
+static bool is_aborted(const struct co_member *m)
+{
+    return !m->source && m->phase != CO_OUT && m->phase != CO_COMMITTED && m->fresh;
+}
+
+void co_abort_step(struct xfer_coord *c)
+{
+    co_step_begin(c, CO_ABORT, "abort", co_due(c, COORD_END_MS), is_aborted, ask_abort,
+                  aborted_over);
+}
+
+/* ---- RESUME: engines of several ranks, when all have flipped ---- */
+
+static void heard_resume(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                         const struct fl_err *err)
+{
+    (void)reply;
+    if (st == FL_UNREACHABLE)
+        co_again(m, m->ask);
+    else
+        co_in(m, st, err);
+}
+
+static void ask_resume(struct co_member *m)
+{
+    Fl__XferResume r = FL__XFER_RESUME__INIT;
+    Fl__XferEpoch epoch;
+
+    msg_epoch(&m->c->epoch, &epoch);
+    r.set = m->c->set;
+    r.epoch = &epoch;
+    co_call(m, FL_XFER_RESUME, &r.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_END_MS),
+            heard_resume);
+}
+
+static void resumed_over(void *arg, enum fl_status st, const struct fl_err *err)
+{
+    struct xfer_coord *c = arg;
+
+    for (struct co_member *m = c->members; m; m = m->next)
+        if (m->mustered && st != FL_OK && fl_muster_status(c->muster, m->muster_at) != FL_OK)
+            fl_warn("weights engine not resumed member=\"%s\" why=\"%s\"", m->me.name, err->text);
+    co_abort_step(c);
+}
+
+/* Whole parties alone: one that is split between two versions serves neither. */
+static bool is_resumed(const struct co_member *m)
+{
+    const struct xfer_coord *c = m->c;
+
+    if (m->source || co_party_ranks(c, m->me.party) < 2)
+        return false;
+    if (m->phase ==
+        CO_OUT) /* there already: a coordinator may have ended between flip and resume */
+        return m->fresh && m->st.held && xfer_version_same(&m->st.serving, &c->target);
+    return co_party_is(c, m->me.party, CO_COMMITTED);
+}
+
+void co_resume_step(struct xfer_coord *c)
+{
+    co_step_begin(c, CO_RESUME, "resume", co_due(c, COORD_END_MS), is_resumed, ask_resume,
+                  resumed_over);
+}
+
+/* ---- COMMIT ---- */
+
+static void heard_commit(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                         const struct fl_err *why)
+{
+    struct fl_err err = why ? *why : (struct fl_err){ 0 };
+
+    if (st == FL_UNREACHABLE) {
+        co_again(m, m->ask);
+        return;
+    }
+    if (st == FL_OK && !co_note_state(m, reply, &err))
+        st = err.status;
+    if (st == FL_OK &&
+        (m->st.state != RX_SERVING || !xfer_version_same(&m->st.serving, &m->c->target)))
+        st = fl_fail(&err, FL_CANCELLED, "commit: it is %s, version %" PRIu64 ": %s",
+                     rx_state_name(m->st.state), m->st.serving.number, m->st.why.text);
+    if (st == FL_OK)
+        m->phase = CO_COMMITTED;
+    else
+        co_failed(m, st, &err, "commit");
+    co_in(m, st, &m->why);
+}
+
+static void ask_commit(struct co_member *m)
+{
+    Fl__XferCommit k = FL__XFER_COMMIT__INIT;
+    Fl__XferEpoch epoch;
+
+    msg_epoch(&m->c->epoch, &epoch);
+    k.set = m->c->set;
+    k.epoch = &epoch;
+    k.hold = co_party_ranks(m->c, m->me.party) > 1;
+    fl_muster_at(m->c->muster, m->muster_at, "commit, to the next step boundary");
+    co_call(m, FL_XFER_COMMIT, &k.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_COMMIT_MS),
+            heard_commit);
+}
+
+static void committed_over(void *arg, enum fl_status st, const struct fl_err *err)
+{
+    struct xfer_coord *c = arg;
+
+    c->rep.commit_ns = fl_loop_now_ns(c->loop) - c->step_ns;
+    for (struct co_member *m = c->members; m; m = m->next)
+        if (!m->source && m->phase == CO_STAGED && co_party_is(c, m->me.party, CO_STAGED))
+            co_failed(m, st, err, "commit");
+    co_resume_step(c);
+}
+
+static bool is_staged(const struct co_member *m)
+{
+    return !m->source && m->phase == CO_STAGED && co_party_is(m->c, m->me.party, CO_STAGED);
+}
+
+void co_commit_step(struct xfer_coord *c)
+{
+    if (FL_FAULT("xfer.commit")) { /* as if the coordinator had ended here: DESIGN 9, between
+                                      VERIFIED and COMMIT */
+        fl_fail(&c->why, FL_CANCELLED, "fault xfer.commit");
+        co_run_finish(c, FL_CANCELLED, &c->why);
+        return;
+    }
+    co_step_begin(c, CO_COMMIT, "commit", co_due(c, COORD_COMMIT_MS), is_staged, ask_commit,
+                  committed_over);
+}

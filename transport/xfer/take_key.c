@@ -1,0 +1,184 @@
+/* transport/xfer/take_key.c - the way to the giver, and the key of each of its memories */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include "common/base/id.h"
+#include "common/proto/methods.h"
+#include "transport/xfer/take_priv.h"
+
+enum { KEY_MS = 10000 }; /* a giver that holds still answers at once */
+
+const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem)
+{
+    for (struct reach_mem *m = te->reach->mems; m; m = m->next)
+        if (m->id == te->slot_id + mem && fl_seat_ref_same(&m->who, &te->team->members[0].who))
+            return &m->mem;
+    return NULL;
+}
+
+static bool edge_needs_mem(const struct take_edge *te, uint32_t mem)
+{
+    for (uint32_t i = 0; i < te->e->n_buckets; i++)
+        if (te->take->o.part->buckets[te->e->first_bucket + i].from_mem == mem)
+            return true;
+    return false;
+}
+
+void take_begin_call(struct take *t, Fl__XferEpoch *epoch, struct call_args *a)
+{
+    msg_epoch(&t->o.epoch, epoch);
+    *a = (struct call_args){ .lane = XFER_LANE,
+                             .due_ns = fl_loop_now_ns(t->o.port->loop) + KEY_MS * 1000000ull };
+}
+
+static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k,
+                               const struct wire_msg *m, struct fl_err *err)
+{
+    struct take *t = te->take;
+    struct xfer_version v = msg_read_version(k->version);
+    struct link_key key = { 0 };
+    struct reach_mem *rm;
+
+    if (!xfer_version_same(&v, &t->o.target))
+        return fl_fail(err, FL_STALE, "the source has version %" PRIu64 " there, not %" PRIu64,
+                       v.number, t->o.target.number);
+    te->giver_slot = k->slot;
+    te->slot_id = k->id - te->next_parcel;
+    if (!k->has_blob)
+        return take_mapped(te, (uint32_t)te->next_parcel)
+                   ? FL_OK
+                   : fl_fail(err, FL_CORRUPT, "the source takes memory %" PRIu64 " for mapped here",
+                             k->id);
+    if (k->blob.len != sizeof(key.blob) || m->head.n_fds > WIRE_MAX_FDS)
+        return fl_fail(err, FL_CORRUPT, "a key of %zu bytes and %u descriptors", k->blob.len,
+                       m->head.n_fds);
+    rm = calloc(1, sizeof(*rm));
+    if (!rm)
+        return fl_fail(err, FL_EXHAUSTED, "no memory to map a slot");
+    memcpy(key.blob, k->blob.data, sizeof(key.blob));
+    key.n_fds = m->head.n_fds;
+    for (unsigned i = 0; i < key.n_fds; i++)
+        key.fds[i] = m->fds[i]; /* map() duplicates or maps: they are closed after the callback */
+    if (te->reach->line->ops->map(te->reach->line->k, &key, false, &rm->mem, err) != FL_OK) {
+        free(rm);
+        return err->status;
+    }
+    for (struct reach_mem *old = te->reach->mems; old;
+         old = old->next) /* the same memory by an older key */
+        if ((uint32_t)old->id == (uint32_t)k->id &&
+            fl_seat_ref_same(&old->who, &te->team->members[0].who))
+            old->passing = true;
+    rm->id = k->id;
+    rm->who = te->team->members[0].who;
+    rm->passing = k->passing;
+    rm->next = te->reach->mems;
+    te->reach->mems = rm;
+    return FL_OK;
+}
+
+static void edge_on_key(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
+                        const struct fl_err *why)
+{
+    struct take_edge *te = container_of(op, struct take_edge, call);
+    struct take *t = te->take;
+    Fl__XferKeyIs *k = NULL;
+    struct fl_err err = { 0 };
+
+    te->calling = false;
+    if (t->aborting) {
+        take_settle(t);
+        return;
+    }
+    if (st == FL_OK) {
+        k = fl__xfer_key_is__unpack(NULL, reply->head.body_bytes, reply->body);
+        st = k ? key_take(te, k, reply, &err)
+               : fl_fail(&err, FL_CORRUPT, "a key that does not decode");
+    } else {
+        err = *why;
+    }
+    if (k)
+        fl__xfer_key_is__free_unpacked(k, NULL);
+    if (st != FL_OK) {
+        fl_wrap(&err, st, "asking for the key");
+        take_fail(t, te, te->e->first_bucket, st, &err);
+        return;
+    }
+    te->next_parcel++; /* here: the next memory to ask for */
+    take_next_key(te);
+}
+
+static void key_ask(struct take_edge *te, struct call_peer *peer)
+{
+    struct take *t = te->take;
+    uint32_t mem = (uint32_t)te->next_parcel;
+    Fl__XferKey k = FL__XFER_KEY__INIT;
+    uint64_t have[XFER_KEYS_KEPT];
+    Fl__XferEpoch epoch;
+    struct call_args a;
+    struct fl_err err = { 0 };
+    enum fl_status st;
+
+    take_begin_call(t, &epoch, &a);
+    a.method = FL_XFER_KEY;
+    k.set = (char *)(uintptr_t)t->o.set;
+    k.epoch = &epoch;
+    k.plan = msg_hash(t->o.plan);
+    k.edge = te->team->giver_edge;
+    k.mem = mem;
+    k.have = have;
+    for (struct reach_mem *m = te->reach->mems; m && k.n_have < XFER_KEYS_KEPT; m = m->next)
+        if (fl_seat_ref_same(&m->who, &te->team->members[0].who))
+            have[k.n_have++] =
+                m->id; /* the giver says whether the one that it gives is among them */
+    st = msg_pack(&k.base, &a.body, &err);
+    if (st == FL_OK) {
+        te->call.done = edge_on_key;
+        te->calling = true;
+        st = call_start(peer, &a, &te->call, &err);
+        free((void *)(uintptr_t)a.body.data);
+    }
+    if (st != FL_OK) {
+        te->calling = false;
+        if (!take_wait_again(te, st))
+            take_fail(t, te, te->e->first_bucket, st, &err);
+    }
+}
+
+static void edge_on_dialed(struct xfer_dial *d, enum fl_status st, struct call_peer *peer,
+                           const struct fl_err *err)
+{
+    struct take_edge *te = container_of(d, struct take_edge, dial);
+
+    te->dialing = false;
+    if (te->take->aborting)
+        take_settle(te->take);
+    else if (st != FL_OK)
+        take_fail(te->take, te, te->e->first_bucket, st, err);
+    else
+        key_ask(te, peer);
+}
+
+static void share_done(struct take_edge *te)
+{
+    for (uint32_t i = 0; i < te->e->n_buckets; i++)
+        take_bucket_in(te, te->e->first_bucket + i);
+}
+
+void take_next_key(struct take_edge *te)
+{
+    struct take *t = te->take;
+
+    while (te->next_parcel <= UINT16_MAX && !edge_needs_mem(te, (uint32_t)te->next_parcel))
+        te->next_parcel++;
+    if (te->next_parcel > UINT16_MAX) { /* all are mapped */
+        te->started = true;
+        if (t->o.part->mode == XFER_SHARE)
+            share_done(te);
+        else
+            take_pull(te);
+        return;
+    }
+    te->dial.done = edge_on_dialed;
+    te->dialing = true;
+    t->o.port->dialer.dial(t->o.port->dialer.arg, &te->team->members[0], &te->dial);
+}
