@@ -284,8 +284,10 @@ static pid_t child_of(int pair[2], char *bulk, const char *target)
 {
     pid_t pid;
 
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) < 0 ||
-        (pid = fork()) < 0) /* no thread is there yet */
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) < 0)
+        die("socket pair", NULL);
+    pid = fork(); /* no thread is there yet */
+    if (pid < 0)
         die("process", NULL);
     if (pid) {
         close(pair[1]);
