@@ -199,7 +199,7 @@ static void work_of_nobody_is_ended(void **unused)
 
 static void copy_state(const char *from, const char *to)
 {
-    char cmd[3000];
+    char cmd[4096];
 
     snprintf(cmd, sizeof(cmd), "rm -rf %s && cp -r %s %s", to, from, to);
     t_int_eq(system(cmd), 0);

@@ -165,7 +165,7 @@ static void flip(const char *path, long at, int len)
 
 static void copy_file(const char *from, const char *to)
 {
-    char cmd[2200];
+    char cmd[2600];
 
     snprintf(cmd, sizeof(cmd), "cp %s %s", from, to);
     t_int_eq(system(cmd), 0);
