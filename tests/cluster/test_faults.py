@@ -7,6 +7,7 @@ from harness import place, wait_for
 from runs import Run
 
 FLAGS = ["--num-rollout=6", "--rollout-batch-size=8", "--n-samples-per-prompt=4", "--seed=7", "--save-interval=1"]
+MANY_BUCKETS = "--update-weight-buffer-size=16384"  # about twenty a version
 
 
 def faulty(p, spec):
@@ -50,15 +51,16 @@ def whole_run_with(spec, *flags, words=()):
 
 
 def test_engine_killed_in_the_middle_of_an_update():
-    whole_run_with("xfer.bucket:40=kill", words=["rollout 0", "signal 9"])
+    whole_run_with("xfer.bucket:40=kill", MANY_BUCKETS, words=["rollout 0", "signal 9"])
 
 
 def test_one_of_two_engines_killed_the_other_commits_and_the_new_one_is_filled():
-    whole_run_with("xfer.bucket:40=kill", "--rollout-num-gpus=2", words=["rollout"])
+    whole_run_with("xfer.bucket:40=kill", MANY_BUCKETS, "--rollout-num-gpus=2", words=["rollout", "signal 9"])
 
 
 def test_engine_stopped_in_the_middle_of_an_update():
-    whole_run_with("xfer.bucket:40=stop", "--rollout-num-gpus=2", "--update-timeout-s=3", words=["rollout"])
+    whole_run_with("xfer.bucket:40=stop", MANY_BUCKETS, "--rollout-num-gpus=2", "--update-weight-timeout=3",
+                   words=["rollout", "bucket"])
 
 
 def test_trainer_killed_in_the_middle_of_a_write():
