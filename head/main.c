@@ -336,8 +336,6 @@ int main(int argc, char **argv)
     enum fl_status st = start(&p, &err);
     if (st == FL_OK)
         fl_loop_run(p.loop);
-    else
-        say_failed(&p, &err);
     http_server_destroy(p.http);
     stream_server_destroy(p.rpc);
     head_destroy(p.head);
@@ -349,5 +347,7 @@ int main(int argc, char **argv)
         remove_private(&p);
     if (p.over && p.dir[0] && p.args.private)
         (void)fl_tree_remove(p.dir, NULL);
+    if (st != FL_OK)
+        say_failed(&p, &err); /* last: who hears it finds nothing of this process any more */
     return st == FL_OK ? 0 : 1;
 }
