@@ -94,6 +94,11 @@ struct furlong_report {
     char mode[16];             /* what was chosen                              */
     struct fl_err first_behind; /* FL_OK, or who was left behind, where and why */
 };
+/* Opens the plane of how->set ahead of its first update: from now on the library answers begin() of
+ * the trainers and fills engines. A driver that starts again needs it before trainers write: until
+ * a driver speaks, a trainer that was in an update before waits in begin(). version, budget_ms: not looked at. */
+enum fl_status furlong_plane(struct furlong_group *from, struct furlong_group *to,
+                             const struct furlong_update *how, struct fl_err *err);
 /* Move a published version from the trainers to the engines: one epoch (docs/architecture.md).
  *
  * FL_OK           at least least_engines serve it; first_behind names one that does not

@@ -94,8 +94,10 @@ static void all_begin(struct client_sync *s)
         name_of(a->g, i, name, sizeof(name));
         fl_muster_name(a->muster, i, "%s", name);
     }
-    for (uint32_t i = 0; i < a->g->n; i++)
+    for (uint32_t i = 0; i < a->g->n; i++) {
+        a->ones[i].ask.due_ns = due; /* travels; the muster's own deadline comes first */
         client_ask_start(&a->ones[i].ask);
+    }
 }
 
 enum fl_status furlong_ask_all(struct furlong_group *g, const char *method,

@@ -18,6 +18,8 @@ struct plane_member {
     struct plane *plane;
     uint32_t party;
     bool source, added;
+    bool in_run; /* was there when the run in flight began */
+    bool holds;  /* an engine: the current version         */
     struct fl_seat_ref who;
 };
 struct plane {
@@ -31,7 +33,7 @@ struct plane {
     struct plane_member *members; /* sources, then engines */
     uint32_t n_from, n_to;
     struct xfer_run run;
-    bool running, filling, has_version, fill_due;
+    bool running, filling, has_version;
     struct fl_timer again;     /* the next fill      */
     struct fl_timer reach_due; /* of the one waiting */
     struct updating *waiting, *current;
@@ -65,9 +67,8 @@ static void member_reached(struct client_reach *r, const struct client_where *wh
         return;
     }
     m->added = true;
+    m->in_run = m->holds = false;
     m->who = where->who;
-    if (!m->source && p->has_version)
-        p->fill_due = true;
     plane_go(p);
 }
 
@@ -77,7 +78,7 @@ static void member_broke(struct client_reach *r, const struct fl_err *why)
 
     if (!m->added)
         return;
-    m->added = false;
+    m->added = m->in_run = m->holds = false;
     xfer_coord_gone(m->plane->coord, m->who, why);
 }
 
@@ -98,11 +99,12 @@ static bool member_lives(struct plane *p, const struct plane_member *m, struct f
     return lives;
 }
 
-static void member_holds(struct plane *p, const struct plane_member *m, bool holds)
+static void member_holds(struct plane *p, struct plane_member *m, bool holds)
 {
     struct client_driver *d = p->d;
     struct member *x;
 
+    m->holds = holds;
     pthread_mutex_lock(&d->mu);
     x = member_find(d, p->to_role, m->party);
     if (x && (!holds || fl_seat_ref_same(&x->at.who, &m->who)))
@@ -132,14 +134,27 @@ static bool left_behind(const struct xfer_report *rep, uint32_t party)
 
 static void run_noted(struct plane *p, const struct xfer_report *rep)
 {
-    p->fill_due = rep->n_left_behind > 0;
     for (uint32_t i = p->n_from; i < p->n_from + p->n_to; i++) {
         struct plane_member *m = &p->members[i];
-        bool behind = left_behind(rep, m->party);
 
-        if (m->added)
-            member_holds(p, m, !behind);
+        if (m->in_run) /* not one that came back meanwhile */
+            member_holds(p, m, !left_behind(rep, m->party));
     }
+}
+
+static void run_started(struct plane *p)
+{
+    p->running = true;
+    for (uint32_t i = 0; i < p->n_from + p->n_to; i++)
+        p->members[i].in_run = p->members[i].added;
+}
+
+static bool fill_is_due(const struct plane *p)
+{
+    for (uint32_t i = p->n_from; i < p->n_from + p->n_to && p->has_version; i++)
+        if (p->members[i].added && !p->members[i].holds)
+            return true;
+    return false;
 }
 
 static void report_fill(struct furlong_report *out, const struct xfer_report *rep)
@@ -177,10 +192,10 @@ static void run_done(struct xfer_run *r, enum fl_status st, const struct xfer_re
             fl_info("engines filled set=%s version=%llu n=%u", p->set, (unsigned long long)rep->now.number,
                     rep->n_committed);
     } else if (p->filling) {
-        p->fill_due = true;
-        if (st != FL_CANCELLED)
-            fl_info("engines not filled yet set=%s why=%s", p->set, err->text);
+        fl_debug("engines not filled yet set=%s why=%s", p->set, err ? err->text : "");
     }
+    if (st != FL_CANCELLED && p->filling && fill_is_due(p))
+        fl_timer_arm_in(p->d->f->loop, &p->again, FILL_PAUSE_MS);
     p->filling = false;
     if (u && rep)
         report_fill(&u->report, rep);
@@ -188,8 +203,6 @@ static void run_done(struct xfer_run *r, enum fl_status st, const struct xfer_re
         client_sync_end(&u->sync, st, err);
     if (st == FL_CANCELLED)
         return; /* the coordinator goes */
-    if (p->fill_due)
-        fl_timer_arm_in(p->d->f->loop, &p->again, st == FL_OK ? 0 : FILL_PAUSE_MS);
     plane_go(p);
 }
 
@@ -250,7 +263,7 @@ static void update_start(struct plane *p, bool late)
         return;
     }
     fl_timer_cancel(&p->reach_due);
-    p->running = true;
+    run_started(p);
     p->current = FL_TAKE(p->waiting);
 }
 
@@ -268,8 +281,8 @@ static void fill_start(struct plane *p)
         fl_timer_arm_in(p->d->f->loop, &p->again, FILL_PAUSE_MS);
         return;
     }
-    p->running = p->filling = true;
-    p->fill_due = false;
+    run_started(p);
+    p->filling = true;
 }
 
 static void plane_go(struct plane *p)
@@ -278,7 +291,7 @@ static void plane_go(struct plane *p)
         return;
     if (p->waiting)
         update_start(p, false);
-    else if (p->fill_due && !p->again.loop)
+    else if (!p->again.loop && fill_is_due(p))
         fill_start(p);
 }
 
@@ -398,20 +411,42 @@ static enum fl_status plane_fits(struct plane *p, const struct furlong_update *h
     return FL_OK;
 }
 
+static struct plane *plane_find(const struct updating *u)
+{
+    struct plane *p = u->from->d->planes;
+
+    while (p && !(p->from == u->from && p->to == u->to && strcmp(p->set, u->how->set) == 0))
+        p = p->next;
+    return p;
+}
+
+static void open_begin(struct client_sync *s)
+{
+    struct updating *u = container_of(s, struct updating, sync);
+    struct plane *p = plane_find(u);
+    enum fl_status st = FL_OK;
+    struct fl_err err;
+
+    if (!p) {
+        st = plane_make(u->from->d, u, &p, &err);
+        if (st == FL_OK)
+            members_start(p);
+    }
+    client_sync_end(s, st, &err);
+}
+
 static void update_begin(struct client_sync *s)
 {
     struct updating *u = container_of(s, struct updating, sync);
     struct client_driver *d = u->from->d;
     uint64_t now = fl_loop_now_ns(d->f->loop);
     uint32_t budget_ms = u->how->budget_ms ? u->how->budget_ms : FILL_MS;
-    struct plane *p = d->planes;
+    struct plane *p = plane_find(u);
     enum fl_status st = FL_OK;
     struct fl_err err;
     bool is_new = false;
 
     u->due_ns = now + (uint64_t)budget_ms * 1000000;
-    while (p && !(p->from == u->from && p->to == u->to && strcmp(p->set, u->how->set) == 0))
-        p = p->next;
     if (!p) {
         st = plane_make(d, u, &p, &err);
         is_new = st == FL_OK;
@@ -445,6 +480,26 @@ static enum fl_status mode_of(const char *name, enum xfer_mode *out, struct fl_e
                    "there is no mode %.40s; auto, share, copy, broadcast, p2p and disk-delta are", name);
 }
 
+static enum fl_status how_check(const struct furlong_update *how, enum xfer_mode *mode, struct fl_err *err)
+{
+    if (!how->set || !*how->set || how->slots > 2)
+        return fl_fail(err, FL_INVALID, "an update needs the name of a set, and 1 or 2 slots");
+    FL_TRY(mode_of(how->mode, mode, err));
+    if (*mode == XFER_DISK_DELTA && (!how->dir || !*how->dir))
+        return fl_fail(err, FL_INVALID, "disk-delta needs a folder that all nodes see");
+    return FL_OK;
+}
+
+enum fl_status furlong_plane(struct furlong_group *from, struct furlong_group *to,
+                             const struct furlong_update *how, struct fl_err *err)
+{
+    struct updating u = { .from = from, .to = to, .how = how };
+
+    FL_TRY(client_here(from->d->f, err));
+    FL_TRY(how_check(how, &u.mode, err));
+    return client_sync_run(from->d->f->loop, &u.sync, open_begin, err);
+}
+
 enum fl_status furlong_update(struct furlong_group *from, struct furlong_group *to,
                               const struct furlong_update *how, struct furlong_report *out,
                               struct fl_err *err)
@@ -453,11 +508,7 @@ enum fl_status furlong_update(struct furlong_group *from, struct furlong_group *
     enum fl_status st;
 
     FL_TRY(client_here(from->d->f, err));
-    if (!how->set || !*how->set || how->slots > 2)
-        return fl_fail(err, FL_INVALID, "an update needs the name of a set, and 1 or 2 slots");
-    FL_TRY(mode_of(how->mode, &u.mode, err));
-    if (u.mode == XFER_DISK_DELTA && (!how->dir || !*how->dir))
-        return fl_fail(err, FL_INVALID, "disk-delta needs a folder that all nodes see");
+    FL_TRY(how_check(how, &u.mode, err));
     st = client_sync_run(from->d->f->loop, &u.sync, update_begin, err);
     if (out)
         *out = u.report;

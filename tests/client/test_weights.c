@@ -1,0 +1,323 @@
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tests/client/fake.h"
+#include "tests/client/weights_roles.h"
+#include "tests/t.h"
+
+struct plane {
+    struct fake *fake;
+    struct furlong *me;
+    struct furlong_layout *layout;
+    struct furlong_group *trainers, *engines;
+};
+struct seen { long long version; char verdict[16], digest[24], paused[16]; long kib; unsigned pauses; };
+
+static struct furlong_group *launch(struct plane *p, const char *role, const char *play, unsigned world, const char *more)
+{
+    struct furlong_launch_opts o = { .restart_max = 2, .backoff_ms = 5, .backoff_max_ms = 50, .start_ms = 20000 };
+    char words[64], mark[300], *argv[] = { "/proc/self/exe", (char *)(uintptr_t)play, NULL };
+    char *env[] = { words, mark, more ? (char *)(uintptr_t)more : NULL, NULL };
+    struct furlong_group *g = NULL;
+    struct fl_err err;
+
+    snprintf(words, sizeof(words), "FAKE_WORLD=%u", world);
+    snprintf(mark, sizeof(mark), "DIE_MARK=%s/died", t_tmp());
+    t_ok(furlong_launch(p->me, p->layout, role, argv, env, &o, &g, &err), &err);
+    return g;
+}
+
+static struct plane plane_make(unsigned trainers, unsigned engines, const char *trainer_env, const char *engine_env)
+{
+    struct plane p = { .fake = fake_create() };
+    char n[2][8];
+    struct furlong_flag flags[] = { { "trainer", n[0] }, { "rollout", n[1] } };
+    struct fl_err err;
+
+    (void)unlink(t_path("died"));
+    snprintf(n[0], sizeof(n[0]), "%u", trainers);
+    snprintf(n[1], sizeof(n[1]), "%u", engines);
+    p.me = fake_joined(p.fake, "driver", 0, 1);
+    t_ok(furlong_place(p.me, flags, 2, &p.layout, &err), &err);
+    p.trainers = launch(&p, "trainer", "trainer", trainers, trainer_env);
+    p.engines = launch(&p, "rollout", "engine", engines, engine_env);
+    return p;
+}
+
+static void plane_end(struct plane *p)
+{
+    furlong_group_end(p->engines);
+    furlong_group_end(p->trainers);
+    furlong_layout_free(p->layout);
+    furlong_leave(p->me);
+    fake_destroy(p->fake);
+}
+
+static struct seen look(struct plane *p, uint32_t engine)
+{
+    struct furlong_answer a = { 0 };
+    struct seen s = { 0 };
+    struct fl_err err;
+    char text[160] = "";
+
+    t_ok(furlong_ask(furlong_group_peer(p->engines, engine), 0, "check", NULL, 10000, &a, &err), &err);
+    memcpy(text, a.body, a.body_bytes);
+    t_int_eq(sscanf(text, "%lld %15s %23s %15s %ld %u", &s.version, s.verdict, s.digest, s.paused, &s.kib, &s.pauses), 6,
+             "%s", text);
+    furlong_answer_free(&a);
+    return s;
+}
+
+static void write_version(struct plane *p, uint64_t version)
+{
+    struct fl_err err;
+
+    t_ok(furlong_ask_all(p->trainers, "write", &(struct furlong_data){ &version, 8, NULL, 0 }, 20000, NULL, &err), &err);
+}
+
+static struct furlong_report update(struct plane *p, uint64_t version, const char *mode, uint32_t slots)
+{
+    struct furlong_update how = { .version = version, .set = "policy", .mode = mode, .slots = slots, .budget_ms = 20000 };
+    struct furlong_report r = { 0 };
+    struct fl_err err;
+
+    t_ok(furlong_update(p->trainers, p->engines, &how, &r, &err), &err);
+    t_int_eq(r.version, version);
+    return r;
+}
+
+static void serves(struct plane *p, uint32_t engine, long long version)
+{
+    struct seen s = look(p, engine);
+
+    t_int_eq(s.version, version, "engine %u", engine);
+    t_str_eq(s.verdict, "ok");
+    t_str_eq(s.paused, "running");
+}
+
+/* ---- modes ---------------------------------------------------------------------------------- */
+static void each_mode_brings_the_bytes(void **state)
+{
+    static const struct { const char *mode; unsigned trainers, engines; uint32_t slots; const char *env; } rows[] = {
+        { "auto", 1, 2, 0, NULL },      { "copy", 1, 2, 2, NULL },      { "broadcast", 1, 2, 0, NULL },
+        { "broadcast", 2, 2, 0, NULL }, { "p2p", 2, 2, 0, NULL },       { "share", 1, 2, 2, NULL },
+        { "copy", 2, 1, 1, "SLOTS=1" }, { "share", 1, 1, 1, "SLOTS=1" }, { "copy", 1, 1, 2, "CHECK_EQUAL=1" },
+    };
+    char digest[24] = "";
+
+    (void)state;
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        struct plane p = plane_make(rows[i].trainers, rows[i].engines, rows[i].env, rows[i].env);
+
+        t_int_eq(look(&p, 0).version, -1, "nothing serves before the first update");
+        for (uint64_t v = 0; v < 4; v++) {
+            struct furlong_report r;
+
+            if (v)
+                write_version(&p, v);
+            r = update(&p, v, rows[i].mode, rows[i].slots);
+            t_int_eq(r.committed, rows[i].engines, "%s %u", rows[i].mode, rows[i].slots);
+            t_int_eq(r.left_behind, 0);
+            for (uint32_t e = 0; e < rows[i].engines; e++)
+                serves(&p, e, (long long)v);
+        }
+        t_true(!*digest || strcmp(digest, look(&p, 0).digest) == 0, "%s: the digest of version 3 is the same in each mode",
+               rows[i].mode);
+        (void)snprintf(digest, sizeof(digest), "%s", look(&p, 0).digest);
+        plane_end(&p);
+    }
+}
+
+/* ---- failures ------------------------------------------------------------------------------- */
+static void an_engine_that_comes_back_is_filled(void **state)
+{
+    struct plane p = plane_make(1, 2, NULL, NULL);
+    struct furlong_member m = { 0 };
+    struct fl_err err;
+
+    (void)state;
+    update(&p, 0, "copy", 0);
+    write_version(&p, 1);
+    update(&p, 1, "copy", 0);
+    fake_kill(p.fake, "rollout", 1, SIGKILL);
+    while (m.attempt != 2)
+        furlong_group_member(p.engines, 1, &m);
+    t_ok(furlong_group_wait(p.engines, 20000, &err), &err);
+    serves(&p, 1, 1);
+    write_version(&p, 2);
+    t_int_eq(update(&p, 2, "copy", 0).committed, 2);
+    serves(&p, 0, 2);
+    serves(&p, 1, 2);
+    plane_end(&p);
+}
+
+static void an_engine_that_dies_in_an_update_is_left_behind(void **state)
+{
+    struct plane p = plane_make(1, 2, NULL, "DIE_AT=1");
+    struct furlong_report r;
+    struct fl_err err;
+
+    (void)state;
+    update(&p, 0, "copy", 0);
+    write_version(&p, 1);
+    r = update(&p, 1, "copy", 0);
+    t_int_eq(r.committed, 1);
+    t_true(r.first_behind.status != FL_OK || r.left_behind == 0, "%s", r.first_behind.text);
+    t_ok(furlong_group_wait(p.engines, 20000, &err), &err);
+    serves(&p, 0, 1);
+    serves(&p, 1, 1);
+    plane_end(&p);
+}
+
+static void trainers_that_restart_go_on(void **state)
+{
+    struct plane p = plane_make(2, 1, NULL, NULL);
+    struct fl_err err;
+
+    (void)state;
+    write_version(&p, 5);
+    update(&p, 5, "p2p", 0);
+    t_ok(furlong_group_restart(p.trainers, 20000, &err), &err);
+    write_version(&p, 6);
+    update(&p, 6, "p2p", 0);
+    serves(&p, 0, 6);
+    plane_end(&p);
+}
+
+static void a_driver_that_comes_back_needs_no_log(void **state)
+{
+    struct plane p = plane_make(1, 2, NULL, NULL);
+    struct fl_err err;
+
+    (void)state;
+    update(&p, 0, "copy", 0);
+    write_version(&p, 1);
+    update(&p, 1, "copy", 0);
+    furlong_leave(p.me);
+    t_ok(fake_join(p.fake, "driver", 0, 1, 2, &p.me, &err), &err);
+    t_ok(furlong_place(p.me, (struct furlong_flag[]){ { "trainer", "1" }, { "rollout", "2" } }, 2, &p.layout, &err), &err);
+    p.trainers = launch(&p, "trainer", "trainer", 1, NULL);
+    p.engines = launch(&p, "rollout", "engine", 2, NULL);
+    t_ok(furlong_plane(p.trainers, p.engines, &(struct furlong_update){ .set = "policy" }, &err), &err);
+    write_version(&p, 2);
+    t_int_eq(update(&p, 2, "copy", 0).committed, 2);
+    serves(&p, 1, 2);
+    plane_end(&p);
+}
+
+static void offloaded_weights_wait(void **state)
+{
+    struct plane p = plane_make(1, 1, NULL, NULL);
+    struct furlong_update how = { .version = 1, .set = "policy", .mode = "copy", .budget_ms = 1000 };
+    struct furlong_answer a;
+    struct fl_err err = { 0 };
+    long before, after;
+
+    (void)state;
+    update(&p, 0, "copy", 2);
+    write_version(&p, 1);
+    before = look(&p, 0).kib;
+    t_ok(furlong_ask(furlong_group_peer(p.engines, 0), 0, "offload_weights", NULL, 10000, &a, &err), &err);
+    t_true(!strstr((const char *)a.body, "\"dropped_bytes\":0,"), "%.*s", (int)a.body_bytes, (const char *)a.body);
+    furlong_answer_free(&a);
+    t_str_eq(look(&p, 0).verdict, "none");
+    after = look(&p, 0).kib;
+    t_true(before - after > 300, "gave back %ld KiB", before - after);
+    t_true(furlong_update(p.trainers, p.engines, &how, NULL, &err) != FL_OK);
+    t_has(err.text, "offload");
+    t_ok(furlong_ask(furlong_group_peer(p.engines, 0), 0, "onload_weights", NULL, 10000, NULL, &err), &err);
+    t_str_eq(look(&p, 0).verdict, "none");
+    update(&p, 1, "copy", 2);
+    serves(&p, 0, 1);
+    plane_end(&p);
+}
+
+static void different_tensors_are_refused(void **state)
+{
+    struct plane p = plane_make(1, 1, NULL, "ODD=1");
+    struct furlong_update how = { .set = "policy", .budget_ms = 5000 };
+    struct fl_err err = { 0 };
+
+    (void)state;
+    t_refused(furlong_update(p.trainers, p.engines, &how, NULL, &err), FL_INVALID, &err);
+    t_has(err.text, "z.embed");
+    how.mode = "pigeon";
+    t_refused(furlong_update(p.trainers, p.engines, &how, NULL, &err), FL_INVALID, &err);
+    t_has(err.text, "pigeon");
+    how.mode = "disk-delta";
+    t_refused(furlong_update(p.trainers, p.engines, &how, NULL, &err), FL_INVALID, &err);
+    how = (struct furlong_update){ 0 };
+    t_refused(furlong_update(p.trainers, p.engines, &how, NULL, &err), FL_INVALID, &err);
+    plane_end(&p);
+}
+
+static void the_drivers_pause_outlasts_an_update(void **state)
+{
+    struct plane p = plane_make(1, 1, "SLOTS=1", "SLOTS=1");
+    struct fl_err err;
+
+    (void)state;
+    update(&p, 0, "copy", 1);
+    t_ok(furlong_ask_all(p.engines, "pause", NULL, 10000, NULL, &err), &err);
+    write_version(&p, 1);
+    update(&p, 1, "copy", 1);
+    t_str_eq(look(&p, 0).paused, "paused");
+    t_ok(furlong_ask_all(p.engines, "resume", NULL, 10000, NULL, &err), &err);
+    serves(&p, 0, 1);
+    plane_end(&p);
+}
+
+static long own_kib(void)
+{
+    long pages = 0, rss = 0;
+    FILE *in = fopen("/proc/self/statm", "re");
+
+    t_true(in && fscanf(in, "%ld %ld", &pages, &rss) == 2);
+    fclose(in);
+    return rss * sysconf(_SC_PAGESIZE) / 1024;
+}
+
+static void a_thousand_updates_leave_memory_flat(void **state)
+{
+    enum { WARM = 100, ALL = 1000, SLACK_KIB = 2048 };
+    struct plane p = plane_make(1, 1, NULL, NULL);
+    long engine = 0, mine = 0;
+
+    (void)state;
+    for (uint64_t v = 1; v <= ALL; v++) {
+        write_version(&p, v);
+        update(&p, v, v % 2 ? "copy" : "share", 2);
+        if (v == WARM) {
+            engine = look(&p, 0).kib;
+            mine = own_kib();
+        }
+    }
+    serves(&p, 0, ALL);
+    t_true(look(&p, 0).kib - engine < SLACK_KIB, "engine: %ld KiB, then %ld", engine, look(&p, 0).kib);
+    t_true(own_kib() - mine < SLACK_KIB, "driver: %ld KiB, then %ld", mine, own_kib());
+    plane_end(&p);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_mode_brings_the_bytes),
+        cmocka_unit_test(an_engine_that_comes_back_is_filled),
+        cmocka_unit_test(an_engine_that_dies_in_an_update_is_left_behind),
+        cmocka_unit_test(trainers_that_restart_go_on),
+        cmocka_unit_test(a_driver_that_comes_back_needs_no_log),
+        cmocka_unit_test(offloaded_weights_wait),
+        cmocka_unit_test(different_tensors_are_refused),
+        cmocka_unit_test(the_drivers_pause_outlasts_an_update),
+    };
+    static const struct CMUnitTest long_tests[] = { cmocka_unit_test(a_thousand_updates_leave_memory_flat) };
+    const char *role = fake_role(argc, argv);
+
+    if (role)
+        return strcmp(role, "trainer") == 0 ? play_trainer() : play_engine();
+    if (argc > 1 && strcmp(argv[1], "long") == 0)
+        return t_run("client weights, a thousand updates", long_tests);
+    return t_run("client weights", tests);
+}

@@ -1,0 +1,192 @@
+#include "tests/client/weights_roles.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { TENSORS = 3 };
+static const struct { const char *name; enum fl_dtype dtype; uint8_t ndim; uint64_t shape[2]; unsigned bytes; } shapes[TENSORS] = {
+    { "z.embed", FL_F32, 2, { 128, 33 }, 4 }, { "a.norm", FL_BF16, 1, { 64 }, 2 }, { "m.proj", FL_F32, 2, { 1024, 96 }, 4 } };
+
+static uint8_t pattern(unsigned t, uint64_t at, uint64_t version)
+{
+    uint64_t x = (at + 1) * 0x9e3779b97f4a7c15u ^ (version + 1) * 0xd1b54a32d192ed03u ^ (t + 1) * 0x2545f4914f6cdd1du;
+
+    return (uint8_t)(x >> 56);
+}
+
+static uint64_t row_bytes(unsigned t)
+{
+    return (shapes[t].ndim == 2 ? shapes[t].shape[1] : 1) * shapes[t].bytes;
+}
+
+/* Every rank of several holds its share of the rows. */
+static void tensors(struct furlong_tensor *t, uint32_t rank, uint32_t world, const char *odd)
+{
+    memset(t, 0, TENSORS * sizeof(*t));
+    for (unsigned i = 0; i < TENSORS; i++) {
+        t[i].name = shapes[i].name;
+        t[i].dtype = shapes[i].dtype;
+        t[i].ndim = shapes[i].ndim;
+        memcpy(t[i].shape, shapes[i].shape, sizeof(shapes[i].shape));
+        if (odd && i == 0)
+            t[i].shape[0]++;
+        if (world == 1)
+            continue;
+        t[i].len[0] = t[i].shape[0] / world;
+        t[i].at[0] = rank * t[i].len[0];
+        t[i].len[1] = t[i].shape[1];
+    }
+}
+
+static void write_all(struct furlong_weights *w, const struct furlong_tensor *t, uint64_t version)
+{
+    for (unsigned i = 0; i < TENSORS; i++) {
+        uint8_t *to = furlong_weights_data(w, i);
+        uint64_t rows = t[i].len[0] ? t[i].len[0] : t[i].shape[0], first = t[i].at[0] * row_bytes(i);
+
+        for (uint64_t k = 0; k < rows * row_bytes(i); k++)
+            to[k] = pattern(i, first + k, version);
+    }
+}
+
+static int complain(const char *what, const struct fl_err *err)
+{
+    fprintf(stderr, "%s: %s\n", what, err->text);
+    return 1;
+}
+
+static uint32_t slots_wanted(void)
+{
+    const char *text = getenv("SLOTS");
+
+    return text ? (uint32_t)atoi(text) : 0;
+}
+
+int play_trainer(void)
+{
+    struct furlong_tensor t[TENSORS];
+    struct furlong_weights_opts o = { .slots = slots_wanted() };
+    struct furlong_weights *w;
+    struct furlong_event ev = { 0 };
+    struct furlong *f;
+    struct fl_err err = { 0 };
+    uint64_t version;
+
+    if (furlong_join(FURLONG_ABI, &f, &err) != FL_OK)
+        return complain("join", &err);
+    tensors(t, furlong_seat(f)->rank, furlong_seat(f)->world, NULL);
+    if (furlong_weights_offer(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
+        return complain("offer", &err);
+    write_all(w, t, 0);
+    if (furlong_weights_publish(w, 0, &err) != FL_OK)
+        return complain("publish", &err);
+    while (ev.what != FURLONG_STOP) {
+        if (furlong_next(f, FURLONG_MAIN, FURLONG_FOREVER, &ev, &err) != FL_OK)
+            return complain("next", &err);
+        if (ev.what != FURLONG_CALL) {
+            furlong_reply(ev.call, NULL, 0);
+            continue;
+        }
+        memcpy(&version, ev.body, sizeof(version));
+        if (furlong_weights_begin(w, version, ev.budget_ms, &err) != FL_OK) {
+            furlong_refuse(ev.call, &err);
+            continue;
+        }
+        write_all(w, t, version);
+        if (furlong_weights_publish(w, version, &err) != FL_OK)
+            furlong_refuse(ev.call, &err);
+        else
+            furlong_reply(ev.call, NULL, 0);
+    }
+    furlong_weights_drop(w);
+    furlong_leave(f);
+    return 0;
+}
+
+static const char *verdict(const struct furlong_weights *w, uint64_t version)
+{
+    if (!furlong_weights_data(w, 0))
+        return "none";
+    for (unsigned i = 0; i < TENSORS; i++) {
+        const uint8_t *at = furlong_weights_data(w, i);
+        uint64_t n = shapes[i].shape[0] * row_bytes(i);
+
+        for (uint64_t k = 0; k < n; k++)
+            if (at[k] != pattern(i, k, version))
+                return "wrong";
+    }
+    return "ok";
+}
+
+static long resident_kib(void)
+{
+    long pages = 0, rss = 0;
+    FILE *in = fopen("/proc/self/statm", "re");
+
+    if (in && fscanf(in, "%ld %ld", &pages, &rss) != 2)
+        rss = 0;
+    if (in)
+        fclose(in);
+    return rss * sysconf(_SC_PAGESIZE) / 1024;
+}
+
+static void answer_check(struct furlong_call *c, const struct furlong_weights *w, bool paused, unsigned pauses)
+{
+    uint64_t digest[2], version = furlong_weights_version(w, digest);
+    char text[128];
+    int n = snprintf(text, sizeof(text), "%lld %s %016llx %s %ld %u", (long long)version, verdict(w, version),
+                     (unsigned long long)digest[0], paused ? "paused" : "running", resident_kib(), pauses);
+
+    furlong_reply(c, text, (size_t)n);
+}
+
+static void die_if_due(uint64_t version)
+{
+    const char *at = getenv("DIE_AT"), *mark = getenv("DIE_MARK");
+
+    if (!at || (uint64_t)atoll(at) != version || access(mark, F_OK) == 0)
+        return;
+    close(open(mark, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    raise(SIGKILL);
+}
+
+int play_engine(void)
+{
+    struct furlong_tensor t[TENSORS];
+    struct furlong_weights_opts o = { .slots = slots_wanted(), .check_equal = getenv("CHECK_EQUAL") != NULL };
+    struct furlong_weights *w;
+    struct furlong_event ev = { 0 };
+    struct furlong *f;
+    struct fl_err err = { 0 };
+    bool paused = false;
+    unsigned pauses = 0;
+
+    if (furlong_join(FURLONG_ABI, &f, &err) != FL_OK)
+        return complain("join", &err);
+    tensors(t, 0, 1, getenv("ODD"));
+    if (furlong_weights_accept(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
+        return complain("accept", &err);
+    while (ev.what != FURLONG_STOP) {
+        if (furlong_next(f, FURLONG_MAIN, FURLONG_FOREVER, &ev, &err) != FL_OK)
+            return complain("next", &err);
+        if (ev.what == FURLONG_PAUSE || ev.what == FURLONG_RESUME)
+            paused = ev.what == FURLONG_PAUSE;
+        pauses += ev.what == FURLONG_PAUSE;
+        if (ev.what == FURLONG_COMMIT) {
+            die_if_due(ev.version);
+            if (furlong_weights_commit(w, ev.call, &err) != FL_OK)
+                return complain("commit", &err);
+        } else if (ev.what == FURLONG_CALL) {
+            answer_check(ev.call, w, paused, pauses);
+        } else {
+            furlong_reply(ev.call, NULL, 0);
+        }
+    }
+    furlong_weights_drop(w);
+    furlong_leave(f);
+    return 0;
+}
