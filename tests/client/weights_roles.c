@@ -148,10 +148,8 @@ static void die_if_due(uint64_t version)
 {
     const char *at = getenv("DIE_AT"), *mark = getenv("DIE_MARK");
 
-    if (!at || (uint64_t)atoll(at) != version || access(mark, F_OK) == 0)
-        return;
-    close(open(mark, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-    raise(SIGKILL);
+    if (at && (uint64_t)atoll(at) == version && open(mark, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600) >= 0)
+        raise(SIGKILL);
 }
 
 int play_engine(void)

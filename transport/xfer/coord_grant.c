@@ -223,6 +223,12 @@ static void reported_over(void *arg, enum fl_status st, const struct fl_err *err
     (void)st;
     (void)err;
     for (const struct co_member *m = c->members; m; m = m->next) {
+        if (!m->source && !m->gone && !m->mustered && !is_settled(m)) { /* came while the others were asked */
+            co_reconcile(c, reported_over);
+            return;
+        }
+    }
+    for (const struct co_member *m = c->members; m; m = m->next) {
         if (!m->source && !m->gone && !is_settled(m) && why.status == FL_OK)
             fl_fail(&why, FL_TIMEOUT,
                     "begin of version %" PRIu64 ": %s does not say whether it reads slot %u of %s",

@@ -59,4 +59,5 @@ void driver_send_later(struct client_driver *d, uint16_t method, const struct Pr
 
 void plane_group_ends(struct furlong_group *g); /* a program's thread */
 bool plane_feeds(struct client_driver *d, const char *role); /* mu held: members of that role hold versions */
+void planes_heard(struct client_driver *d); /* loop thread: the list of members changed */
 void planes_close(struct client_driver *d); /* loop thread */

@@ -145,6 +145,7 @@ enum fl_status members_take(struct client_driver *d, const void *body, size_t by
             st = one_take(d, w, err);
     }
     fl__members__free_unpacked(pb, NULL);
+    planes_heard(d);
     return st;
 }
 

@@ -1,42 +1,12 @@
 #include <stdlib.h>
 #include "common/base/id.h"
 #include "common/base/log.h"
-#include "transport/xfer/coord.h"
-#include "worker/client/driver_priv.h"
+#include "worker/client/plane.h"
 #include "worker/client/weights.h"
 
-/* One plane a set: the coordinator of its epochs, and streams to every member of two groups. The
- * coordinator answers begin() of trainers whatever the program does meanwhile, and engines that came
- * back are filled by the library, between the program's own updates. */
 enum {
-    REACH_MS = 5000,      /* for members that live but have no stream yet, before an update starts */
     FILL_PAUSE_MS = 1000, /* after a fill that did not succeed                                     */
     FILL_MS = 120000
-};
-struct plane_member {
-    struct client_reach reach;
-    struct plane *plane;
-    uint32_t party;
-    bool source, added;
-    bool in_run; /* was there when the run in flight began */
-    bool holds;  /* an engine: the current version         */
-    struct fl_seat_ref who;
-};
-struct plane {
-    struct client_driver *d;
-    struct plane *next;
-    char set[64], from_role[32], to_role[32];
-    struct furlong_group *from, *to;
-    struct xfer_coord *coord;
-    uint64_t bucket_bytes;
-    char dir[1024];
-    struct plane_member *members; /* sources, then engines */
-    uint32_t n_from, n_to;
-    struct xfer_run run;
-    bool running, filling, has_version;
-    struct fl_timer again;     /* the next fill      */
-    struct fl_timer reach_due; /* of the one waiting */
-    struct updating *waiting, *current;
 };
 struct updating {
     struct client_sync sync;
@@ -47,39 +17,58 @@ struct updating {
     struct furlong_report report;
 };
 
-static void plane_go(struct plane *p);
-
 /* ---- members -------------------------------------------------------------------------------- */
-static void member_reached(struct client_reach *r, const struct client_where *where, struct call_peer *call)
+static void member_holds(struct plane *p, struct plane_member *m, bool holds)
 {
-    struct plane_member *m = container_of(r, struct plane_member, reach);
+    struct client_driver *d = p->d;
+    struct member *x;
+
+    m->holds = holds;
+    pthread_mutex_lock(&d->mu);
+    x = member_find(d, p->to_role, m->party);
+    if (x && (!holds || fl_seat_ref_same(&x->at.who, &m->at.who)))
+        x->holds = holds;
+    pthread_cond_broadcast(&d->changed);
+    pthread_mutex_unlock(&d->mu);
+}
+
+static void member_add(struct plane_member *m)
+{
     struct plane *p = m->plane;
-    struct xfer_member who = { .who = where->who, .party = m->party };
+    struct xfer_member who = { .who = m->at.who, .party = m->party };
     struct fl_err err;
     enum fl_status st;
 
-    (void)FL_COPY(who.name, where->name);
-    client_where_print(where, who.where);
-    st = m->source ? xfer_coord_add_source(p->coord, call, &who, &err)
-                   : xfer_coord_add_engine(p->coord, call, &who, &err);
-    if (st != FL_OK) {
-        fl_warn("member left out of the weight plane member=%s why=%s", where->name, err.text);
-        return;
-    }
-    m->added = true;
+    (void)FL_COPY(who.name, m->at.name);
+    client_where_print(&m->at, who.where);
+    st = m->source ? xfer_coord_add_source(p->coord, m->call, &who, &err)
+                   : xfer_coord_add_engine(p->coord, m->call, &who, &err);
+    m->added = st == FL_OK;
+    if (!m->added)
+        fl_warn("member left out of the weight plane member=%s why=%s", m->at.name, err.text);
+}
+
+static void member_reached(struct client_reach *r, const struct client_where *where, struct call_peer *call)
+{
+    struct plane_member *m = container_of(r, struct plane_member, reach);
+
+    m->reached = true;
     m->in_run = m->holds = false;
-    m->who = where->who;
-    plane_go(p);
+    m->at = *where;
+    plane_probe_start(m, call);
 }
 
 static void member_broke(struct client_reach *r, const struct fl_err *why)
 {
     struct plane_member *m = container_of(r, struct plane_member, reach);
+    bool added = m->added;
 
-    if (!m->added)
-        return;
-    m->added = m->in_run = m->holds = false;
-    xfer_coord_gone(m->plane->coord, m->who, why);
+    plane_probe_stop(m);
+    m->reached = m->added = m->in_run = false;
+    if (!m->source)
+        member_holds(m->plane, m, false);
+    if (added)
+        xfer_coord_gone(m->plane->coord, m->at.who, why);
 }
 
 static bool member_lives(struct plane *p, const struct plane_member *m, struct fl_str *who)
@@ -99,26 +88,46 @@ static bool member_lives(struct plane *p, const struct plane_member *m, struct f
     return lives;
 }
 
-static void member_holds(struct plane *p, struct plane_member *m, bool holds)
-{
-    struct client_driver *d = p->d;
-    struct member *x;
-
-    m->holds = holds;
-    pthread_mutex_lock(&d->mu);
-    x = member_find(d, p->to_role, m->party);
-    if (x && (!holds || fl_seat_ref_same(&x->at.who, &m->who)))
-        x->holds = holds;
-    pthread_cond_broadcast(&d->changed);
-    pthread_mutex_unlock(&d->mu);
-}
-
 bool plane_feeds(struct client_driver *d, const char *role)
 {
     for (struct plane *p = d->planes; p; p = p->next)
         if (p->has_version && strcmp(p->to_role, role) == 0)
             return true;
     return false;
+}
+
+/* A source is admitted, and so its begin() answered, when every engine that lives has said what it
+ * reads. late: engines that say nothing are the coordinator's to judge. */
+static void plane_admit(struct plane *p, bool late)
+{
+    bool all_heard = true;
+
+    for (uint32_t i = p->n_from; i < p->n_from + p->n_to; i++) {
+        struct plane_member *m = &p->members[i];
+
+        if (!m->added && (m->ready || (late && m->reached && !m->heard)))
+            member_add(m);
+        all_heard &= m->heard || m->ready || !member_lives(p, m, NULL);
+    }
+    for (uint32_t i = 0; i < p->n_from && (all_heard || late); i++)
+        if (p->members[i].ready && !p->members[i].added)
+            member_add(&p->members[i]);
+}
+
+void plane_heard(struct plane *p)
+{
+    if (!p->coord)
+        return;
+    plane_admit(p, false);
+    plane_go(p);
+}
+
+void planes_heard(struct client_driver *d)
+{
+    for (struct plane *p = d->planes, *next; p; p = next) {
+        next = p->next;
+        plane_heard(p);
+    }
 }
 
 /* ---- runs ----------------------------------------------------------------------------------- */
@@ -214,7 +223,7 @@ static void update_fail(struct plane *p, enum fl_status st, const struct fl_err 
     client_sync_end(&u->sync, st, err);
 }
 
-/* FL_OK: the update may start; FL_AGAIN: streams to some that live are not there yet. */
+/* FL_OK: the update may start; FL_AGAIN: some that live are not reached, or not ready, yet. */
 static enum fl_status reached_enough(struct plane *p, bool late, struct fl_err *err)
 {
     char text[200] = "";
@@ -237,7 +246,7 @@ static enum fl_status reached_enough(struct plane *p, bool late, struct fl_err *
     if (!late)
         return FL_AGAIN;
     if (sources < p->n_from || !engines)
-        return fl_fail(err, FL_TIMEOUT, "the weight plane does not reach %s", text);
+        return fl_fail(err, FL_TIMEOUT, "no weights are offered or accepted yet by %s", text);
     return FL_OK; /* engines that do not answer are left behind and filled later */
 }
 
@@ -252,8 +261,11 @@ static void update_start(struct plane *p, bool late)
                                 .least_engines = u->how->least_engines,
                                 .due_ns = u->due_ns };
     struct fl_err err;
-    enum fl_status st = reached_enough(p, late, &err);
+    enum fl_status st;
 
+    if (late)
+        plane_admit(p, true);
+    st = reached_enough(p, late, &err);
     if (st == FL_AGAIN)
         return;
     if (st == FL_OK)
@@ -285,7 +297,7 @@ static void fill_start(struct plane *p)
     p->filling = true;
 }
 
-static void plane_go(struct plane *p)
+void plane_go(struct plane *p)
 {
     if (p->running || !p->coord)
         return;
@@ -315,7 +327,8 @@ static void members_stop(struct plane *p)
 {
     for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
         client_reach_stop(&p->members[i].reach);
-        p->members[i].added = false;
+        p->members[i].reached = p->members[i].added = false;
+        plane_probe_stop(&p->members[i]);
     }
 }
 
@@ -460,7 +473,7 @@ static void update_begin(struct client_sync *s)
         return;
     }
     p->waiting = u;
-    fl_timer_arm_in(d->f->loop, &p->reach_due, budget_ms / 2 < REACH_MS ? budget_ms / 2 : REACH_MS);
+    fl_timer_arm_in(d->f->loop, &p->reach_due, budget_ms / 2); /* a model may still load */
     if (is_new)
         members_start(p);
     plane_go(p);

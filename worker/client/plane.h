@@ -1,0 +1,48 @@
+/* worker/client/plane.h - one set of weights on its way from one group to another
+ *
+ * One plane a set: the coordinator of its epochs, and streams to every member of two groups. The
+ * coordinator answers begin() of trainers whatever the program does meanwhile, and engines that came
+ * back are filled by the library, between the program's own updates. Loop thread. */
+#pragma once
+#include "transport/xfer/coord.h"
+#include "worker/client/driver_priv.h"
+
+struct plane_member {
+    struct client_reach reach;
+    struct plane *plane;
+    uint32_t party;
+    bool source;
+    bool reached; /* has a stream                    */
+    bool added;   /* the coordinator knows it        */
+    bool in_run; /* was there when the run in flight began */
+    bool holds;  /* an engine: the current version         */
+    struct client_where at;
+    /* plane_probe.c */
+    bool heard, ready, probing; /* heard: it has said whether it is ready */
+    struct call_peer *call;
+    struct call_op probe;
+    struct fl_timer probe_again;
+    uint32_t probe_ms;
+};
+struct updating;
+struct plane {
+    struct client_driver *d;
+    struct plane *next;
+    char set[64], from_role[32], to_role[32];
+    struct furlong_group *from, *to;
+    struct xfer_coord *coord;
+    uint64_t bucket_bytes;
+    char dir[1024];
+    struct plane_member *members; /* sources, then engines */
+    uint32_t n_from, n_to;
+    struct xfer_run run;
+    bool running, filling, has_version;
+    struct fl_timer again;     /* the next fill      */
+    struct fl_timer reach_due; /* of the one waiting */
+    struct updating *waiting, *current;
+};
+void plane_go(struct plane *p); /* whatever is due now and can start */
+
+void plane_heard(struct plane *p); /* a probe was answered, or members changed */
+void plane_probe_start(struct plane_member *m, struct call_peer *call);
+void plane_probe_stop(struct plane_member *m);
