@@ -872,8 +872,10 @@ static void begin_kill(struct client_sync *s)
     struct doing *d = container_of(s, struct doing, sync);
     struct worker *w = find(d->f, d->role, d->rank);
 
-    if (w && w->pid)
-        kill(w->pid, (int)d->number);
+    siginfo_t info;
+
+    if (w && w->pid && kill(w->pid, (int)d->number) == 0 && d->number == SIGSTOP)
+        (void)waitid(P_PID, (id_t)w->pid, &info, WSTOPPED | WNOWAIT); /* it takes a moment */
     client_sync_end(s, FL_OK, NULL);
 }
 

@@ -136,7 +136,7 @@ static void reserved_names_become_events(void **state)
         t_ok(furlong_ask(p.peer, 0, rows[i].method, NULL, 5000, &a, &err), &err);
         t_has(server_seen(p.engine, rows[i].seen), rows[i].seen);
         if (strstr(rows[i].method, "load"))
-            t_has(a.body_bytes ? (const char *)a.body : "", "\"dropped_bytes\":0");
+            t_true(memmem(a.body, a.body_bytes, "\"dropped_bytes\":0", 17) != NULL, "%s", rows[i].method);
         furlong_answer_free(&a);
     }
     t_ok(furlong_ask(p.peer, 0, "squeeze", &(struct furlong_data){ &bytes, 8, NULL, 0 }, 5000, &a, &err), &err);

@@ -188,7 +188,7 @@ static void asking_all_names_who_is_missing(void **state)
     t_has(err.text, "on gpu-a: version 3 was asked for");
     fake_kill(r.fake, "rollout", 2, SIGKILL);
     t_refused(furlong_ask_all(g, "count", NULL, 20000, NULL, &err), FL_UNREACHABLE, &err);
-    t_has(err.text, "rollout 2 on gpu-a ended: signal 9");
+    t_has(err.text, "rollout 2 on gpu-a"); /* it was asked, or known to be gone already */
     furlong_group_end(g);
     run_end(&r);
 }
