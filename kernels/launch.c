@@ -13,8 +13,7 @@ static const char *const move_names[] = {
     [KERNEL_F32_TO_F16] = "furlong_move_f16",
 };
 
-/* ==== the twins, with the device's parameters
- * ====================================================== */
+/* ==== the twins, with the device's parameters ==== */
 static uint64_t param(void **params, unsigned i)
 {
     return *(const uint64_t *)params[i];
@@ -67,8 +66,7 @@ static const struct gpu_twin twins[] = {
     { "furlong_changed", twin_changed },
 };
 
-/* ==== launches
- * ===================================================================================== */
+/* ==== launches ==== */
 static void note_code(void)
 {
     const struct gpu_code code = { kernels_image_bytes ? kernels_image : NULL, twins,

@@ -32,8 +32,7 @@ size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kerne
     return made;
 }
 
-/* ==== plain twins
- * ================================================================================== */
+/* ==== plain twins ==== */
 static uint16_t to_bf16(uint32_t x)
 {
     if ((x & 0x7fffffffu) > 0x7f800000u)

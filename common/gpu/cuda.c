@@ -38,8 +38,7 @@ static struct fl_err cu_err; /* why there is no driver */
 static bool cu_ready;
 static pthread_once_t cu_once = PTHREAD_ONCE_INIT;
 
-/* ==== the driver
- * =================================================================================== */
+/* ==== the driver ==== */
 static void load(void)
 {
     static const struct {
@@ -218,8 +217,7 @@ static enum fl_status cuda_memory(struct gpu *g, uint64_t *free_bytes, uint64_t 
     return FL_OK;
 }
 
-/* ==== chunks
- * ======================================================================================= */
+/* ==== chunks ==== */
 static enum fl_status cuda_chunk_create(struct gpu *g, uint64_t bytes, struct gpu_chunk *out,
                                         struct fl_err *err)
 {
@@ -308,8 +306,7 @@ static enum fl_status cuda_unmap(struct gpu *g, uint64_t addr, uint64_t bytes, s
     return FL_OK;
 }
 
-/* ==== plain memory
- * ================================================================================= */
+/* ==== plain memory ==== */
 static enum fl_status cuda_alloc(struct gpu *g, uint64_t bytes, uint64_t *addr, struct fl_err *err)
 {
     FL_TRY(use(g, err));
@@ -384,8 +381,7 @@ static enum fl_status cuda_sync(struct gpu *g, struct fl_err *err)
     return FL_OK;
 }
 
-/* ==== pinned host memory
- * =========================================================================== */
+/* ==== pinned host memory ==== */
 struct pinned {
     struct pinned *next;
     void *at;
@@ -449,8 +445,7 @@ static void cuda_close(struct gpu *g)
     free(g);
 }
 
-/* ==== streams
- * ====================================================================================== */
+/* ==== streams ==== */
 static enum fl_status cuda_stream(struct gpu *g, struct gpu_stream **out, struct fl_err *err)
 {
     struct gpu_stream *s = calloc(1, sizeof(*s));

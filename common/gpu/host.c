@@ -325,8 +325,7 @@ static enum fl_status fake_unmap(struct gpu *g, uint64_t addr, uint64_t bytes, s
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, &addr, err);
 }
 
-/* ==== plain memory
- * ================================================================================= */
+/* ==== plain memory ==== */
 static enum fl_status add_block(struct gpu *g, uint64_t addr, uint64_t bytes, int fd,
                                 struct fl_err *err)
 {
@@ -464,8 +463,7 @@ static void fake_close(struct gpu *g)
     free(g);
 }
 
-/* ==== streams: everything has happened when the call returns
- * ======================================= */
+/* ==== streams: everything has happened when the call returns ==== */
 static enum fl_status fake_stream(struct gpu *g, struct gpu_stream **out, struct fl_err *err)
 {
     struct gpu_stream *s = malloc(sizeof(*s));

@@ -29,8 +29,7 @@ struct told {
 };
 extern char **environ;
 
-/* ==== the second process
- * =========================================================================== */
+/* ==== the second process ==== */
 static enum fl_status look(const struct gpu_ops *ops, struct gpu *g, uint64_t addr,
                            struct fl_err *err)
 {
@@ -141,8 +140,7 @@ static int peer_main(void)
     return 0;
 }
 
-/* ==== the first process
- * ============================================================================ */
+/* ==== the first process ==== */
 static enum fl_status start_peer(int *sock, pid_t *pid, struct fl_err *err)
 {
     char *argv[] = { (char *)(uintptr_t) "furlong-probe", (char *)(uintptr_t) "--peer", NULL };

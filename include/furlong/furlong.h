@@ -202,23 +202,24 @@ enum furlong_tag {
     FURLONG_TAG_OPTIMIZER = 8,
     FURLONG_TAG_DEFAULT = 16
 };
-enum furlong_keep {   /* what offload does with the content */
-    FURLONG_KEEP_NOT, /* dropped; zeros when it comes back                         */
-    FURLONG_KEEP_IN,  /* stays in place: nothing is gained where host and device memory are one */
-    FURLONG_KEEP_DISK, /* written to an unnamed file of the folder, read back by onload */
+enum furlong_keep {    /* what offload does with the content */
+    FURLONG_KEEP_NOT,  /* dropped; host memory comes back as zeros, a device's as it may be  */
+    FURLONG_KEEP_IN,   /* stays in place                                                     */
+    FURLONG_KEEP_DISK, /* written to an unnamed file of the folder, read back by onload        */
     FURLONG_KEEP_HOST  /* device memory: copied to pinned host memory; host memory stays in place, as does a
                         * device's that is one with the host's */
 };
-/* Memory at an address that stays the same over offload and onload. Zeroed; aligned to the page, from
+/* Memory at an address that stays the same over offload and onload. Zeroed; aligned to 4 KiB, from
  * 2 MiB on to 2 MiB.
  *
  * device          -1: host; else an index into device_uuids
- * FL_UNSUPPORTED  a device in a build without one
- * FL_EXHAUSTED    no memory, err says how much was asked */
+ * FL_AGAIN        the tag is offloaded
+ * FL_UNSUPPORTED  a device on a machine without one
+ * FL_EXHAUSTED    no memory; err says what is held, and what would help */
 enum fl_status furlong_arena_alloc(struct furlong *f, enum furlong_tag tag, int device,
                                    size_t bytes, void **out, struct fl_err *err);
 void furlong_arena_free(struct furlong *f, void *p); /* NULL is fine */
-/* How the tags are offloaded. Default: weights, kv and graph KEEP_NOT, optimizer and default KEEP_IN.
+/* How the tags are offloaded. Default: weights, kv and graph KEEP_NOT, optimizer and default KEEP_HOST.
  * Accepted weights go with their tag: with KEEP_NOT the version is gone and the engine serves nothing
  * until the next commit, else they stay in place. Offered weights always stay: engines read them.
  * folder: for KEEP_DISK, NULL: run_dir. */
@@ -227,6 +228,7 @@ enum fl_status furlong_arena_keep(struct furlong *f, uint32_t tags, enum furlong
 struct furlong_moved { /* of one offload or onload */
     double setup_s, copy_s;
     uint64_t dropped_bytes, kept_bytes, written_bytes;
+    uint64_t backed_bytes; /* device memory, to or from pinned host memory */
 };
 /* By hand what FURLONG_OFFLOAD and _ONLOAD events do by themselves. A tag that is out or in already is
  * no error. FL_EXHAUSTED: the disk is full; nothing of that tag has moved. */

@@ -91,8 +91,7 @@ static uint64_t held(struct arena *a, uint32_t tag)
     return u.tags[__builtin_ctz(tag)].held_bytes;
 }
 
-/* ==== memory
- * ======================================================================================= */
+/* ==== memory ==== */
 static void gives_aligned_zeros(void **state)
 {
     static const struct {
@@ -181,8 +180,7 @@ static void chunks_are_as_large_as_asked(void **state)
     arena_destroy(a);
 }
 
-/* ==== offload and onload
- * =========================================================================== */
+/* ==== offload and onload ==== */
 static void dropped_memory_comes_back_at_its_address(void **state)
 {
     struct arena *a = fresh(&small);
@@ -348,8 +346,7 @@ static void the_pool_is_made_once_and_holds_one_backup(void **state)
     arena_destroy(a);
 }
 
-/* ==== limits
- * ======================================================================================= */
+/* ==== limits ==== */
 static void the_end_of_memory_says_what_would_help(void **state)
 {
     struct arena_usage u, after;
@@ -416,8 +413,7 @@ static void refuses(void **state)
     arena_destroy(a);
 }
 
-/* ==== sharing
- * ====================================================================================== */
+/* ==== sharing ==== */
 struct note {
     uint64_t chunk_bytes, off, bytes;
     uint32_t n;
@@ -595,8 +591,7 @@ static void wrong_exports_are_refused(void **state)
     t_true(t_open_fds() <= fds);
 }
 
-/* ==== faults
- * ======================================================================================= */
+/* ==== faults ==== */
 /* Each failure in turn: whatever fails, the bytes are there and nothing is left open. */
 static void failures_lose_nothing(enum furlong_keep how)
 {
@@ -683,8 +678,7 @@ static void failures_of_sharing_leave_nothing(void **state)
     }
 }
 
-/* ==== the second process
- * =========================================================================== */
+/* ==== the second process ==== */
 static int second(const char *mode)
 {
     struct arena *a = fresh(&small);

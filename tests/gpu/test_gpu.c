@@ -84,8 +84,7 @@ static void needs_device(void)
         t_skip("no device: FURLONG_GPU=%s, table %s", getenv("FURLONG_GPU"), gpu->name);
 }
 
-/* ==== one process
- * ================================================================================== */
+/* ==== one process ==== */
 static void devices_have_names(void **state)
 {
     struct gpu_info all[GPU_MAX];
@@ -239,8 +238,7 @@ static void words_that_are_no_table_are_refused(void **state)
     t_int_eq(two_end(two_start("bad-word", &(int){ -1 }), -1), REFUSED << 8);
 }
 
-/* ==== two processes
- * ================================================================================ */
+/* ==== two processes ==== */
 static void a_chunk_is_one_memory_in_two_processes(void **state)
 {
     struct note n = { 0 };
@@ -365,8 +363,7 @@ static void chunks_have_no_handle(void **state)
     dev_close(&d);
 }
 
-/* ==== faults
- * ======================================================================================= */
+/* ==== faults ==== */
 static enum fl_status everything(struct fl_err *e)
 {
     struct gpu_chunk c, again;
@@ -440,8 +437,7 @@ static void every_failure_leaves_nothing_behind(void **state)
     t_true(nth > 8, "only %u places can fail", nth);
 }
 
-/* ==== what a daemon sees
- * =========================================================================== */
+/* ==== what a daemon sees ==== */
 static void daemons_see_devices_without_opening_them(void **state)
 {
     struct gpu_seen seen[GPU_MAX];
@@ -534,8 +530,7 @@ static void a_probe_that_cannot_share_says_why(void **state)
     t_has(found[0].fd_not, "export");
 }
 
-/* ==== the second process
- * =========================================================================== */
+/* ==== the second process ==== */
 static int second(const char *mode)
 {
     struct dev d;

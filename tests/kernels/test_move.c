@@ -22,8 +22,7 @@ static void fill(unsigned char *at, size_t n, uint64_t seed)
     }
 }
 
-/* ==== casts against all values that the result can have
- * ============================================ */
+/* ==== casts against all values that the result can have ==== */
 static double half_value(uint16_t h, bool bf16)
 {
     int exp = bf16 ? h >> 7 & 0xff : h >> 10 & 0x1f, man = bf16 ? h & 0x7f : h & 0x3ff;
@@ -128,8 +127,7 @@ static void what_is_no_number_stays_none(void **state)
     t_int_eq(cast_one(-0.0f, KERNEL_F32_TO_BF16), 0x8000);
 }
 
-/* ==== pieces
- * ======================================================================================= */
+/* ==== pieces ==== */
 struct table {
     struct kernel_piece piece[PIECES];
     size_t n;
@@ -278,8 +276,7 @@ static void plain_sees_changed_blocks(void **state)
     }
 }
 
-/* ==== the device
- * ==================================================================================== */
+/* ==== the device ==== */
 struct rig {
     struct gpu *g;
     struct gpu_stream *s;

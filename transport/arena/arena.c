@@ -41,8 +41,7 @@ const char *arena_tag_name(uint32_t tag)
     }
 }
 
-/* ==== birth and end
- * ================================================================================ */
+/* ==== birth and end ==== */
 /* More addresses than memory cost nothing; a machine's memory may grow while it runs. */
 static uint64_t addresses(const struct gpu_info *info)
 {
@@ -148,8 +147,7 @@ void arena_note_slots(struct arena *a, unsigned slots)
     pthread_mutex_unlock(&a->mu);
 }
 
-/* ==== chunks
- * ======================================================================================= */
+/* ==== chunks ==== */
 enum fl_status arena_chunk_in(struct arena *a, struct region *r, size_t i, struct fl_err *err)
 {
     struct chunk *c = &r->chunks[i];
@@ -229,8 +227,7 @@ static enum fl_status region_reserve(struct arena *a, struct region *r, struct f
     return FL_OK;
 }
 
-/* ==== spans
- * ======================================================================================== */
+/* ==== spans ==== */
 /* The first of these addresses from at on under which all memory is there; end: none. */
 static uint64_t first_there(const struct region *r, uint64_t at, uint64_t end, uint64_t bytes,
                             uint64_t align)
@@ -384,8 +381,7 @@ static enum fl_status zero(struct arena *a, const struct region *r, uint64_t off
     return a->gpu->stream_sync(a->streams[0], err);
 }
 
-/* ==== alloc and free
- * =============================================================================== */
+/* ==== alloc and free ==== */
 static enum fl_status place(struct arena *a, struct region *r, uint64_t bytes, uint32_t flags,
                             struct piece *p, struct fl_err *err)
 {
@@ -483,8 +479,12 @@ void arena_free(struct arena *a, void *at)
     free(p);
 }
 
-/* ==== rules
- * ======================================================================================== */
+enum fl_status arena_wait(struct arena *a, struct fl_err *err)
+{
+    return a->gpu->sync(a->g, err); /* without the mutex: it may take as long as kernels do */
+}
+
+/* ==== rules ==== */
 enum fl_status arena_keep(struct arena *a, uint32_t tags, enum furlong_keep how, const char *folder,
                           struct fl_err *err)
 {

@@ -25,7 +25,7 @@ void arena_destroy(struct arena *a); /* with all its memory; NULL is fine */
 const char *arena_tag_name(
     uint32_t tag); /* "weights", "kv_cache", "cuda_graph", "optimizer", "default" */
 
-/* ---- memory ----------------------------------------------------------------------------------*/
+/* ---- memory ---- */
 enum {
     ARENA_ZEROED = 1u << 0,    /* bytes are 0                                                     */
     ARENA_OWN_CHUNKS = 1u << 1 /* shares no chunk with other memory: may be exported, exchanged */
@@ -38,10 +38,12 @@ enum fl_status arena_alloc(struct arena *a, uint32_t tag, uint64_t bytes, uint32
                            void **out, struct fl_err *err);
 void arena_free(struct arena *a,
                 void *p); /* also while its tag is out; what is not of this arena is passed over */
+/* Until all that this process gave the device has run: before memory is freed that it may use. */
+enum fl_status arena_wait(struct arena *a, struct fl_err *err);
 /* Weights are held in so many slots: for the advice when memory ends. 1 at first. */
 void arena_note_slots(struct arena *a, unsigned slots);
 
-/* ---- offload and onload ----------------------------------------------------------------------*/
+/* ---- offload and onload ---- */
 /* What offload does with a tag. At first: weights, kv_cache and cuda_graph are dropped; optimizer
  * and default go to pinned host memory, where that is memory of its own, else they stay. Where host
  * and device share one memory nothing is copied to the host: FURLONG_KEEP_HOST keeps in place. */
@@ -73,7 +75,7 @@ uint32_t arena_out(struct arena *a); /* tags that are offloaded now */
 enum fl_status arena_pool_prepare(struct arena *a, uint64_t bytes, struct fl_err *err);
 uint64_t arena_pool_drop(struct arena *a); /* what holds no backup is given back; returns bytes */
 
-/* ---- sharing ---------------------------------------------------------------------------------*/
+/* ---- sharing ---- */
 struct arena_export {                 /* chunks, in order of their addresses */
     uint64_t chunk_bytes, off, bytes; /* off: where the memory begins in the first chunk */
     uint32_t n;
@@ -99,7 +101,7 @@ enum fl_status arena_exchange(struct arena *a, void *p, void *q, struct fl_err *
 enum fl_status arena_view_exchange(struct arena *a, struct arena_view *p, struct arena_view *q,
                                    struct fl_err *err);
 
-/* ---- accounting ------------------------------------------------------------------------------*/
+/* ---- accounting ---- */
 struct arena_usage {
     struct arena_tag_usage {
         uint64_t used_bytes;   /* allocated, here or out     */

@@ -97,8 +97,7 @@ size_t arena_holders(struct arena *a, struct arena_holding *out, size_t room)
     return n;
 }
 
-/* ==== the sentence
- * ================================================================================= */
+/* ==== the sentence ==== */
 void arena_say_full(struct arena *a, uint64_t wanted_bytes, struct fl_err *err)
 {
     const struct region *weights = &a->regions[__builtin_ctz(FURLONG_TAG_WEIGHTS)],

@@ -18,8 +18,7 @@ static enum furlong_keep how_kept(const struct arena *a, const struct region *r)
     return r->keep == FURLONG_KEEP_HOST && a->info.integrated ? FURLONG_KEEP_IN : r->keep;
 }
 
-/* ==== what is to be saved
- * ========================================================================== */
+/* ==== what is to be saved ==== */
 static bool leaves(const struct region *r, size_t i)
 {
     return r->chunks[i].state == CHUNK_IN && r->chunks[i].holders == 0;
@@ -92,8 +91,7 @@ static void backup_forget(struct arena *a, struct region *r)
     r->file = -1;
 }
 
-/* ==== copies, timed by the device
- * ================================================================== */
+/* ==== copies, timed by the device ==== */
 struct copies {
     struct gpu_event *from, *to[ARENA_STREAMS];
 };
@@ -155,8 +153,7 @@ static enum fl_status copy_chunk(struct arena *a, struct region *r, size_t *k, s
     return FL_OK;
 }
 
-/* ==== onload
- * ======================================================================================= */
+/* ==== onload ==== */
 static enum fl_status chunk_back(struct arena *a, struct region *r, size_t i, struct arena_moved *m,
                                  struct fl_err *err)
 {
@@ -253,8 +250,7 @@ enum fl_status arena_onload(struct arena *a, uint32_t tags, struct arena_moved *
     return FL_OK;
 }
 
-/* ==== offload
- * ====================================================================================== */
+/* ==== offload ==== */
 static void chunk_leaves(struct arena *a, struct region *r, size_t i, struct arena_moved *m)
 {
     uint64_t at = arena_now_ns();

@@ -8,8 +8,7 @@
 #include "common/base/str.h"
 #include "transport/arena/arena_priv.h"
 
-/* ==== export
- * ======================================================================================= */
+/* ==== export ==== */
 static bool note_holder(struct arena *a, const char *holder, const struct chunk *c, uint32_t tag,
                         uint64_t bytes)
 {
@@ -132,8 +131,7 @@ void arena_release(struct arena *a, const char *holder)
     pthread_mutex_unlock(&a->mu);
 }
 
-/* ==== import
- * ======================================================================================= */
+/* ==== import ==== */
 struct arena_view {
     uint64_t base, chunk_bytes, off;
     uint32_t n;
@@ -235,8 +233,7 @@ void arena_view_drop(struct arena *a, struct arena_view *v)
     pthread_mutex_unlock(&a->mu);
 }
 
-/* ==== exchange
- * ===================================================================================== */
+/* ==== exchange ==== */
 enum fl_status arena_view_exchange(struct arena *a, struct arena_view *p, struct arena_view *q,
                                    struct fl_err *err)
 {

@@ -249,14 +249,14 @@ enum fl_status client_weights_offload(struct furlong *f, uint32_t tags, struct f
                                       struct fl_err *err)
 {
     struct furlong_moved arena = { 0 }, sets = { 0 };
-    struct going g = { .f = f, .drop = arena_drops(&f->arena, FURLONG_TAG_WEIGHTS), .m = &sets };
+    struct going g = { .f = f, .drop = memory_drops(&f->memory, FURLONG_TAG_WEIGHTS), .m = &sets };
     uint64_t at = fl_clock_boot_ns();
     enum fl_status st;
 
     if (tags & FURLONG_TAG_WEIGHTS)
         FL_TRY(client_sync_run(f->loop, &g.sync, offload_begin, err));
     sets.setup_s = (double)(fl_clock_boot_ns() - at) / 1e9;
-    st = arena_offload(&f->arena, tags, &arena, err);
+    st = memory_offload(&f->memory, tags, &arena, err);
     if (st != FL_OK) {
         if (tags & FURLONG_TAG_WEIGHTS)
             client_sync_run(f->loop, &g.sync, onload_begin, NULL);
@@ -266,7 +266,8 @@ enum fl_status client_weights_offload(struct furlong *f, uint32_t tags, struct f
                                  .copy_s = arena.copy_s,
                                  .dropped_bytes = sets.dropped_bytes + arena.dropped_bytes,
                                  .kept_bytes = sets.kept_bytes + arena.kept_bytes,
-                                 .written_bytes = arena.written_bytes };
+                                 .written_bytes = arena.written_bytes,
+                                 .backed_bytes = arena.backed_bytes };
     return FL_OK;
 }
 
@@ -275,7 +276,7 @@ enum fl_status client_weights_onload(struct furlong *f, uint32_t tags, struct fu
 {
     struct going g = { .f = f };
 
-    FL_TRY(arena_onload(&f->arena, tags, m, err));
+    FL_TRY(memory_onload(&f->memory, tags, m, err));
     if (tags & FURLONG_TAG_WEIGHTS)
         client_sync_run(f->loop, &g.sync, onload_begin, NULL);
     return FL_OK;

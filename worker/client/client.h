@@ -10,7 +10,7 @@
 #include "common/base/base.h"
 #include "common/base/loop.h"
 #include "transport/call/call.h"
-#include "worker/client/arena.h"
+#include "worker/client/memory.h"
 #include "worker/client/inbox.h"
 #include "worker/client/seat.h"
 
@@ -39,7 +39,7 @@ struct furlong {
     pthread_t thread;
     bool thread_up, by_env; /* by_env: holds the seat of this process */
     struct inbox inbox;
-    struct arena arena;
+    struct client_memory memory;
     struct client_uplink *up;
     struct client_peers *peers;
     struct client_watch *watch;

@@ -70,7 +70,7 @@ enum fl_status client_join(struct client_seat *seat, struct furlong **out, struc
     f->seat = *seat;
     *seat = (struct client_seat){ 0 };
     inbox_init(&f->inbox);
-    st = arena_init(&f->arena, f->seat.shown.run_dir, err);
+    st = memory_init(&f->memory, f->seat.shown.run_dir, err);
     if (st == FL_OK)
         st = client_watch_open(f, err);
     if (st == FL_OK)
@@ -158,7 +158,7 @@ void furlong_leave(struct furlong *f)
     client_peers_free(f);
     client_driver_free(f);
     client_watch_free(f);
-    arena_fini(&f->arena);
+    memory_fini(&f->memory);
     inbox_fini(&f->inbox);
     client_seat_fini(&f->seat);
     if (f->by_env)
@@ -171,22 +171,24 @@ enum fl_status furlong_arena_alloc(struct furlong *f, enum furlong_tag tag, int 
                                    size_t bytes, void **out, struct fl_err *err)
 {
     FL_TRY(client_here(f, err));
-    if (device != -1)
-        return fl_fail(err, FL_UNSUPPORTED, "device %d: this build has host memory alone (-1)", device);
-    return arena_alloc(&f->arena, tag, bytes, out, err);
+    if (device < -1 || device >= (int)f->seat.shown.n_devices)
+        return fl_fail(err, FL_INVALID, "device %d: this seat has %u; host memory is -1", device,
+                       f->seat.shown.n_devices);
+    return memory_alloc(&f->memory, device < 0 ? NULL : f->seat.shown.device_uuids[device], tag,
+                        bytes, out, err);
 }
 
 void furlong_arena_free(struct furlong *f, void *p)
 {
     if (p && client_here(f, NULL) == FL_OK)
-        arena_free(&f->arena, p);
+        memory_free(&f->memory, p);
 }
 
 enum fl_status furlong_arena_keep(struct furlong *f, uint32_t tags, enum furlong_keep how,
                                   const char *folder, struct fl_err *err)
 {
     FL_TRY(client_here(f, err));
-    return arena_keep(&f->arena, tags, how, folder, err);
+    return memory_keep(&f->memory, tags, how, folder, err);
 }
 
 enum fl_status furlong_arena_offload(struct furlong *f, uint32_t tags, struct furlong_moved *out,

@@ -1,0 +1,170 @@
+/* host memory of a seat, device memory of the process, PyTorch's allocator: one offload by tag
+ * moves all of it */
+#include <furlong/torch.h>
+#include <errno.h>
+#include <unistd.h>
+#include "tests/t.h"
+#include "worker/client/memory.h"
+
+#define MIB ((size_t)1 << 20)
+static struct fl_err err;
+static struct gpu_info devices[GPU_MAX]; /* fakes: their memory can be read here */
+static size_t n_devices = GPU_MAX;
+
+/* Reads one byte; false: the page may not be touched. */
+static bool readable(const uint8_t *p)
+{
+    int pipes[2];
+    ssize_t n;
+
+    t_true(pipe(pipes) == 0);
+    n = write(pipes[1], p, 1); /* EFAULT instead of a signal */
+    t_true(n == 1 || errno == EFAULT);
+    close(pipes[0]);
+    close(pipes[1]);
+    return n == 1;
+}
+
+static uint64_t device_bytes(size_t i)
+{
+    struct arena_usage u;
+    struct arena *a;
+
+    t_ok(arena_of_device(devices[i].uuid, &a, &err), &err);
+    arena_usage(a, false, &u);
+    return u.held_bytes;
+}
+
+static void one_offload_moves_host_and_devices(void **state)
+{
+    struct client_memory m;
+    struct furlong_moved moved;
+    void *host, *first, *second, *kv;
+
+    (void)state;
+    t_ok(memory_init(&m, t_tmp(), &err), &err);
+    t_ok(memory_alloc(&m, NULL, FURLONG_TAG_OPTIMIZER, 3 * MIB, &host, &err), &err);
+    t_ok(memory_alloc(&m, devices[0].uuid, FURLONG_TAG_OPTIMIZER, 3 * MIB, &first, &err), &err);
+    t_ok(memory_alloc(&m, devices[1].uuid, FURLONG_TAG_OPTIMIZER, 3 * MIB, &second, &err), &err);
+    t_ok(memory_alloc(&m, devices[0].uuid, FURLONG_TAG_KV, MIB, &kv, &err), &err);
+    t_int_eq(((uint8_t *)first)[MIB], 0, "zeroed");
+    memset(host, 1, 3 * MIB);
+    memset(first, 2, 3 * MIB);
+    memset(second, 3, 3 * MIB);
+    t_ok(memory_offload(&m, FURLONG_TAG_OPTIMIZER, &moved, &err), &err);
+    t_true(moved.kept_bytes >= 3 * MIB && moved.kept_bytes < 64 * MIB, "host memory stays: %llu",
+           (unsigned long long)moved.kept_bytes);
+    t_int_eq(moved.backed_bytes, 6 * MIB);
+    t_true(readable(host) && !readable(first) && !readable(second) && readable(kv));
+    t_ok(memory_onload(&m, FURLONG_TAG_OPTIMIZER, &moved, &err), &err);
+    t_int_eq(moved.backed_bytes, 6 * MIB);
+    t_true(((uint8_t *)host)[7] == 1 && ((uint8_t *)first)[3 * MIB - 1] == 2 &&
+           ((uint8_t *)second)[0] == 3);
+    memory_free(&m, first);
+    memory_free(&m, host);
+    memory_free(&m, NULL);
+    memory_free(&m, &m); /* not ours: passed over */
+    memory_fini(&m);     /* the rest goes with the seat */
+    t_int_eq(device_bytes(0) + device_bytes(1), 0);
+}
+
+static void how_tags_are_kept_goes_for_all(void **state)
+{
+    struct client_memory m;
+    struct furlong_moved moved;
+    void *host, *dev;
+
+    (void)state;
+    t_ok(memory_init(&m, t_tmp(), &err), &err);
+    t_ok(memory_alloc(&m, NULL, FURLONG_TAG_DEFAULT, MIB, &host, &err), &err);
+    t_ok(memory_alloc(&m, devices[1].uuid, FURLONG_TAG_DEFAULT, MIB, &dev, &err), &err);
+    memset(host, 8, MIB);
+    memset(dev, 9, MIB);
+    t_refused(memory_keep(&m, 0, FURLONG_KEEP_IN, NULL, &err), FL_INVALID, &err);
+    t_ok(memory_keep(&m, FURLONG_TAG_DEFAULT, FURLONG_KEEP_DISK, NULL, &err), &err);
+    t_ok(memory_offload(&m, FURLONG_TAG_DEFAULT, &moved, &err), &err);
+    t_int_eq(moved.written_bytes, 2 * MIB);
+    t_true(!readable(host) && !readable(dev));
+    t_ok(memory_onload(&m, FURLONG_TAG_DEFAULT, &moved, &err), &err);
+    t_true(((uint8_t *)host)[MIB - 1] == 8 && ((uint8_t *)dev)[MIB - 1] == 9);
+    t_true(memory_drops(&m, FURLONG_TAG_KV) && !memory_drops(&m, FURLONG_TAG_DEFAULT));
+    t_ok(memory_keep(&m, FURLONG_TAG_DEFAULT, FURLONG_KEEP_HOST, NULL, &err), &err);
+    memory_fini(&m);
+}
+
+static void torch_lies_in_the_same_arena(void **state)
+{
+    struct client_memory m;
+    struct furlong_moved moved;
+    void *mine;
+
+    (void)state;
+    t_str_eq(furlong_torch_error(), "");
+    uint8_t *weights = furlong_torch_alloc_weights(2 * MIB, 0, NULL),
+            *kv = furlong_torch_alloc_kv_cache(2 * MIB, 0, NULL);
+    uint8_t *graph = furlong_torch_alloc_cuda_graph(2 * MIB, 1, NULL),
+            *opt = furlong_torch_alloc_optimizer(2 * MIB, 1, NULL);
+    uint8_t *other = furlong_torch_alloc(100, 0, NULL);
+    t_true(weights && kv && graph && opt && other);
+    memset(opt, 4, 2 * MIB);
+    t_ok(memory_init(&m, t_tmp(), &err), &err);
+    t_ok(memory_alloc(&m, devices[0].uuid, FURLONG_TAG_KV, MIB, &mine, &err), &err);
+    t_true((uint8_t *)mine > kv - 64 * MIB && (uint8_t *)mine < kv + 64 * MIB,
+           "one range of addresses a tag");
+    t_int_eq(
+        furlong_torch_offload(FURLONG_TAG_KV | FURLONG_TAG_GRAPH | FURLONG_TAG_OPTIMIZER, &moved),
+        0);
+    t_true(!readable(kv) && !readable(mine) && !readable(graph) && !readable(opt) &&
+           readable(weights) && readable(other));
+    t_int_eq(moved.backed_bytes, 2 * MIB);
+    t_true(furlong_torch_alloc_kv_cache(100, 0, NULL) == NULL);
+    t_has(furlong_torch_error(), "offloaded");
+    t_int_eq(furlong_torch_onload(FURLONG_TAG_KV | FURLONG_TAG_GRAPH | FURLONG_TAG_OPTIMIZER, NULL),
+             0);
+    t_true(readable(kv) && opt[2 * MIB - 1] == 4);
+    t_true(furlong_torch_alloc(100, 7, NULL) == NULL);
+    t_has(furlong_torch_error(), "device 7: this process sees 2");
+    t_true(furlong_torch_alloc_weights((ssize_t)1 << 40, 0, NULL) == NULL);
+    t_int_eq(furlong_torch_keep(FURLONG_TAG_GRAPH, FURLONG_KEEP_IN, NULL), 0);
+    t_int_eq(furlong_torch_keep(0, FURLONG_KEEP_IN, NULL), -1);
+    memory_fini(&m);
+    furlong_torch_free(weights, 2 * MIB, 0, NULL);
+    furlong_torch_free(kv, 2 * MIB, 0, NULL);
+    furlong_torch_free(graph, 2 * MIB, 1, NULL);
+    furlong_torch_free(opt, 2 * MIB, 1, NULL);
+    furlong_torch_free(other, 100, 0, NULL);
+    furlong_torch_free(NULL, 0, 0, NULL);
+    t_int_eq(device_bytes(0) + device_bytes(1), 0);
+}
+
+static void a_device_that_is_not_there_is_said(void **state)
+{
+    struct client_memory m;
+    void *p = NULL;
+
+    (void)state;
+    t_ok(memory_init(&m, NULL, &err), &err);
+    t_refused(memory_alloc(&m, "GPU-of-nobody", FURLONG_TAG_KV, 1, &p, &err), FL_NOT_FOUND, &err);
+    t_refused(memory_alloc(&m, NULL, 0, 1, &p, &err), FL_INVALID, &err);
+    t_true(p == NULL);
+    memory_fini(&m);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_offload_moves_host_and_devices),
+        cmocka_unit_test(how_tags_are_kept_goes_for_all),
+        cmocka_unit_test(torch_lies_in_the_same_arena),
+        cmocka_unit_test(a_device_that_is_not_there_is_said),
+    };
+
+    const struct gpu_ops *gpu;
+
+    if (gpu_pick(&gpu, &err) != FL_OK || gpu->list(devices, &n_devices, &err) != FL_OK ||
+        n_devices != 2) {
+        fprintf(stderr, "%s\n", err.text);
+        return 1;
+    }
+    return t_run("client memory", tests);
+}
