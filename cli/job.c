@@ -160,6 +160,21 @@ static const struct fl_opt log_opts[] = {
     { 0 }
 };
 
+/* As Ray answers: the last part of it, as one member. */
+static int log_json(const char *program, const struct cli_cluster *c, const char *job)
+{
+    char path[CLI_JOB_BYTES + 64];
+    struct fl_err err = { 0 };
+    json_t *answer;
+
+    snprintf(path, sizeof(path), "/api/jobs/%s/logs", job);
+    if (cli_call(c, "GET", path, NULL, 30000, &answer, &err) != FL_OK)
+        return cli_failed(program, &err);
+    cli_print_json(answer);
+    json_decref(answer);
+    return 0;
+}
+
 static int logs(const char *program, int argc, char **argv)
 {
     struct logs s = { 0 };
@@ -184,6 +199,8 @@ static int logs(const char *program, int argc, char **argv)
         return cli_failed(program, &err);
     if (s.follow)
         return cli_watch(program, &c, o.words[0], &how);
+    if (s.common.json)
+        return log_json(program, &c, o.words[0]);
     for (;;) { /* piece by piece: an answer has a bound, a log has not */
         char text[32];
 

@@ -85,6 +85,22 @@ static enum fl_status open_one(const struct job *j, const char *ending, int *fd,
     return *fd < 0 ? fl_fail_errno(err, "open %s", path) : FL_OK;
 }
 
+/* The run's record has its log too: the same file by another name, so it stays when this head's folder
+ * goes. On another file system it cannot be, and `furlong logs` alone has it. */
+static void lay_into_run(const struct job *j)
+{
+    char from[FL_PATH_MAX], dir[FL_PATH_MAX], to[FL_PATH_MAX];
+    const char *run = j->rec->run_dir;
+
+    if (!run || run[0] != '/' || fl_path(dir, NULL, "%s/logs", run) != FL_OK ||
+        fl_path(to, NULL, "%s/%s.log", dir, j->rec->submission_id) != FL_OK ||
+        fl_path(from, NULL, "%s/%s.log", j->head->logs_dir, j->rec->submission_id) != FL_OK ||
+        fl_mkdirs(dir, NULL) != FL_OK)
+        return;
+    if (link(from, to) < 0 && errno != EEXIST)
+        fl_debug("job's log is not in its run folder to=%s errno=%d", to, errno);
+}
+
 static struct slot *slot_add(struct joblog *g, const struct mark *m)
 {
     struct slot *s = must(calloc(1, sizeof(*s)));
@@ -149,6 +165,8 @@ static enum fl_status need_log(struct job *j, struct fl_err *err)
         st = open_one(j, "marks", &g->marks_fd, err);
     if (st == FL_OK && fstat(g->fd, &sb) < 0)
         st = fl_fail_errno(err, "log of job %s", j->rec->submission_id);
+    if (st == FL_OK && sb.st_size == 0)
+        lay_into_run(j);
     if (st == FL_OK) {
         g->end = (uint64_t)sb.st_size;
         st = read_marks(g, err);

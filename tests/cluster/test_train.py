@@ -32,6 +32,9 @@ def test_a_run_leaves_its_record_and_nothing_else():
             about = json.load(f)
         assert {"flags", "nodes", "placement"} <= about.keys(), about.keys()
         steps = run.steps()
+        logs = [f for f in os.listdir(f"{run.dir}/logs") if f.startswith("train_")]
+        with open(f"{run.dir}/logs/{logs[0]}", encoding="utf-8") as f:
+            assert f.read() == r.out, "the run's log is what was shown"
         assert [s["step"] for s in steps] == [0, 1, 2], steps
         for s in steps:
             missing = [f for f in FIELDS if f not in s]
