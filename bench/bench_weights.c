@@ -253,7 +253,7 @@ static void open_ends(struct bench *b, struct ends *e, const struct link_ops *op
                                .spare_bytes = XFER_NO_LIMIT,
                                .links = &ops,
                                .n_links = 1 };
-    struct link_key key;
+    struct link_key key = { 0 };
     struct fl_err err = { 0 };
 
     *e = (struct ends){ .ops = ops };
@@ -421,7 +421,7 @@ static void measure_share(struct bench *b)
 
     open_ends(b, &e, &link_shm, XFER_SHARE);
     for (unsigned r = 0; r < b->rounds; r++) {
-        struct link_key key;
+        struct link_key key = { 0 };
         struct link_mem view;
         struct fl_err err = { 0 };
         double began = now_s();

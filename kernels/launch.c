@@ -61,6 +61,7 @@ static void twin_changed(uint32_t grid, uint32_t block, void **params)
 
 static const struct gpu_twin twins[] = {
     { "furlong_move", twin_move },
+    { "furlong_digest", twin_move },
     { "furlong_move_bf16", twin_move_bf16 },
     { "furlong_move_f16", twin_move_f16 },
     { "furlong_changed", twin_changed },
@@ -98,7 +99,7 @@ enum fl_status kernel_move_start(const struct gpu_ops *gpu, const struct gpu *g,
     struct kernel_move_args copy = *a;
     void *params[] = { &copy.pieces, &copy.n, &copy.from, &copy.to, &copy.digests };
 
-    return start(gpu, g, s, move_names[a->cast], a->n, params, err);
+    return start(gpu, g, s, a->to ? move_names[a->cast] : "furlong_digest", a->n, params, err);
 }
 
 enum fl_status kernel_changed_start(const struct gpu_ops *gpu, const struct gpu *g,

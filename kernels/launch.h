@@ -10,7 +10,7 @@
 struct kernel_move_args {
     uint64_t pieces; /* struct kernel_piece[n], as kernel_pieces_cut() makes them */
     uint64_t n;
-    uint64_t from, to;
+    uint64_t from, to; /* to 0: digests alone, nothing is written; without a cast */
     uint64_t digests; /* uint64_t[][2], added to; 0: none */
     enum kernel_cast cast;
 };

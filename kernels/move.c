@@ -63,7 +63,9 @@ static void move_run(const char *from, char *to, uint64_t bytes, uint64_t first,
                      enum kernel_cast cast)
 {
     if (cast == KERNEL_NO_CAST) {
-        if (digest)
+        if (!to)
+            kernel_digest_add(digest, from, bytes, first);
+        else if (digest)
             kernel_digest_copy(digest, to, from, bytes, first);
         else
             memcpy(to, from, bytes);
@@ -89,7 +91,7 @@ void kernel_move(const struct kernel_piece *pieces, size_t n, const void *from, 
 
         for (uint32_t row = 0; row < p->rows; row++)
             move_run((const char *)from + p->from_off + row * p->from_step,
-                     (char *)to + p->to_off + row * p->to_step, p->run_bytes,
+                     to ? (char *)to + p->to_off + row * p->to_step : NULL, p->run_bytes,
                      p->first_byte + row * p->byte_step, digests ? digests[p->tensor] : NULL, cast);
     }
 }

@@ -81,7 +81,7 @@ template <int CAST> __device__ uint4 load(const unsigned char *from, uint64_t ou
 }
 
 /* One run, by one warp: everything on 16 bytes, the run beginning at a whole block of the digest. */
-template <int CAST, bool DIGEST>
+template <int CAST, bool DIGEST, bool STORE>
 __device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, uint64_t first, uint64_t bytes,
                          const uint32_t (&w)[2][4], const uint64_t (&presence)[2])
 {
@@ -110,7 +110,7 @@ __device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, 
                 uint64_t off = at + ((step + i) * WARP + lane) * 16;
                 bool in = off < bytes;
 
-                if (in)
+                if (STORE && in)
                     __stcs(reinterpret_cast<uint4 *>(to + off), v[i]);
                 for (unsigned l = 0; DIGEST && l < 2; l++) {
                     uint64_t h = __shfl_sync(0xffffffffu, hash[l], 2 * (step + i) + lane / 16);
@@ -125,8 +125,15 @@ __device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, 
     }
 }
 
+template <typename T, bool STORE> __device__ void carry(unsigned char *b, const unsigned char *from, unsigned char *to)
+{
+    *reinterpret_cast<T *>(b) = *reinterpret_cast<const T *>(from);
+    if (STORE)
+        *reinterpret_cast<T *>(to) = *reinterpret_cast<T *>(b);
+}
+
 /* One run, by one warp, at any alignment: as wide as the two addresses and the length allow. */
-template <int CAST, bool DIGEST>
+template <int CAST, bool DIGEST, bool STORE>
 __device__ void run_any(sums &s, const unsigned char *from, unsigned char *to, uint64_t first, uint64_t bytes)
 {
     unsigned lane = threadIdx.x % WARP;
@@ -142,7 +149,7 @@ __device__ void run_any(sums &s, const unsigned char *from, unsigned char *to, u
         }
         return;
     }
-    uint64_t align = (uint64_t)from | (uint64_t)to;
+    uint64_t align = (uint64_t)from | (STORE ? (uint64_t)to : 0);
     unsigned width = align % 16 == 0 ? 16 : align % 8 == 0 ? 8 : align % 4 == 0 ? 4 : align % 2 == 0 ? 2 : 1;
     uint64_t whole = bytes / width * width;
 
@@ -150,15 +157,11 @@ __device__ void run_any(sums &s, const unsigned char *from, unsigned char *to, u
         alignas(16) unsigned char b[16];
 
         switch (width) {
-        case 16: *reinterpret_cast<uint4 *>(b) = *reinterpret_cast<const uint4 *>(from + at);
-                 *reinterpret_cast<uint4 *>(to + at) = *reinterpret_cast<uint4 *>(b); break;
-        case 8: *reinterpret_cast<uint64_t *>(b) = *reinterpret_cast<const uint64_t *>(from + at);
-                *reinterpret_cast<uint64_t *>(to + at) = *reinterpret_cast<uint64_t *>(b); break;
-        case 4: *reinterpret_cast<uint32_t *>(b) = *reinterpret_cast<const uint32_t *>(from + at);
-                *reinterpret_cast<uint32_t *>(to + at) = *reinterpret_cast<uint32_t *>(b); break;
-        case 2: *reinterpret_cast<uint16_t *>(b) = *reinterpret_cast<const uint16_t *>(from + at);
-                *reinterpret_cast<uint16_t *>(to + at) = *reinterpret_cast<uint16_t *>(b); break;
-        default: b[0] = from[at]; to[at] = b[0];
+        case 16: carry<uint4, STORE>(b, from + at, to + at); break;
+        case 8: carry<uint64_t, STORE>(b, from + at, to + at); break;
+        case 4: carry<uint32_t, STORE>(b, from + at, to + at); break;
+        case 2: carry<uint16_t, STORE>(b, from + at, to + at); break;
+        default: carry<unsigned char, STORE>(b, from + at, to + at);
         }
         if (DIGEST)
             add_bytes(s, b, first + at, width);
@@ -166,13 +169,14 @@ __device__ void run_any(sums &s, const unsigned char *from, unsigned char *to, u
     for (uint64_t at = whole + lane; at < bytes; at += WARP) {
         unsigned char b = from[at];
 
-        to[at] = b;
+        if (STORE)
+            to[at] = b;
         if (DIGEST)
             add_bytes(s, &b, first + at, 1);
     }
 }
 
-template <int CAST, bool DIGEST>
+template <int CAST, bool DIGEST, bool STORE = true>
 __device__ void move(const kernel_piece *pieces, uint64_t n, const unsigned char *from, unsigned char *to,
                      unsigned long long *digests)
 {
@@ -188,8 +192,8 @@ __device__ void move(const kernel_piece *pieces, uint64_t n, const unsigned char
     for (uint64_t i = blockIdx.x; i < n; i += gridDim.x) {
         const kernel_piece p = pieces[i];
         uint64_t parts = (p.run_bytes + SEGMENT - 1) / SEGMENT, all = parts * p.rows;
-        uint64_t odd = (uint64_t)from + p.from_off | (uint64_t)to + p.to_off | p.run_bytes |
-                       (p.rows > 1 ? p.from_step | p.to_step : 0);
+        uint64_t odd = (uint64_t)from + p.from_off | p.run_bytes | (p.rows > 1 ? p.from_step : 0) |
+                       (STORE ? (uint64_t)to + p.to_off | (p.rows > 1 ? p.to_step : 0) : 0);
         bool fast = odd % 16 == 0 && p.first_byte % DIGEST_BLOCK == 0 && (p.rows == 1 || p.byte_step % DIGEST_BLOCK == 0);
         sums s = { { 0, 0 } };
 
@@ -201,9 +205,9 @@ __device__ void move(const kernel_piece *pieces, uint64_t n, const unsigned char
             uint64_t first = p.first_byte + row * p.byte_step + at;
 
             if (fast)
-                run_fast<CAST, DIGEST>(s, f, t, first, bytes, w, presence);
+                run_fast<CAST, DIGEST, STORE>(s, f, t, first, bytes, w, presence);
             else
-                run_any<CAST, DIGEST>(s, f, t, first, bytes);
+                run_any<CAST, DIGEST, STORE>(s, f, t, first, bytes);
         }
         for (unsigned l = 0; DIGEST && l < 2; l++) {
             for (unsigned d = WARP / 2; d; d /= 2)
@@ -229,6 +233,14 @@ __device__ void move(const kernel_piece *pieces, uint64_t n, const unsigned char
 MOVE_KERNEL(furlong_move, KERNEL_NO_CAST)
 MOVE_KERNEL(furlong_move_bf16, KERNEL_F32_TO_BF16)
 MOVE_KERNEL(furlong_move_f16, KERNEL_F32_TO_F16)
+
+/* Nothing is written: what is read may be mapped read-only. */
+extern "C" __global__ void __launch_bounds__(KERNEL_MOVE_BLOCK)
+furlong_digest(const kernel_piece *pieces, uint64_t n, const unsigned char *from, unsigned char *,
+               unsigned long long *digests)
+{
+    move<KERNEL_NO_CAST, true, false>(pieces, n, from, nullptr, digests);
+}
 
 /* One warp a block of the two versions: flags are bytes, so no two warps write the same word's neighbours at once. */
 extern "C" __global__ void __launch_bounds__(KERNEL_MOVE_BLOCK)

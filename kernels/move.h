@@ -22,7 +22,7 @@ size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kerne
 
 /* With a cast, first_byte, run_bytes, to_* and byte_step count bytes of the result and are even,
  * from_* count bytes of the 32-bit source and are multiples of 4, as the addresses of such tensors
- * are. digests: two lanes a tensor, added to; NULL: none. Round to nearest, ties to even, NaN stays
+ * are. to NULL, without a cast: digests alone. digests: two lanes a tensor, added to; NULL: none. Round to nearest, ties to even, NaN stays
  * NaN. */
 void kernel_move(const struct kernel_piece *pieces, size_t n, const void *from, void *to,
                  uint64_t (*digests)[2], enum kernel_cast cast);

@@ -10,6 +10,7 @@
 struct gpu_found {
     struct gpu_info info;
     bool opens, fd_shares, handle_shares;              /* seen to work between two processes */
+    uint64_t peers; /* bit i: reads the memory of the i-th of the list */
     char opens_not[160], fd_not[160], handle_not[160]; /* why not; "" where it works */
 };
 /* Runs program (a path) and reads its answer. *n: room in, count out. Blocks, at most wait_ms.

@@ -287,6 +287,23 @@ static void look_at_device(const struct gpu_ops *ops, int sock, struct gpu_found
     ops->close(g);
 }
 
+/* Contexts on all of them at once, so it comes last: half a gigabyte each for a moment. */
+static void look_at_peers(const struct gpu_ops *ops, struct gpu_found *f, size_t n)
+{
+    struct gpu *g[GPU_MAX] = { 0 };
+
+    for (size_t i = 0; n > 1 && i < n; i++)
+        if (f[i].opens && ops->open(f[i].info.uuid, &g[i], NULL) != FL_OK)
+            g[i] = NULL;
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < n; k++)
+            if (i != k && g[i] && g[k] && ops->peer(g[i], g[k], NULL) == FL_OK)
+                f[i].peers |= 1ull << k;
+    for (size_t i = 0; i < n; i++)
+        if (g[i])
+            ops->close(g[i]);
+}
+
 static enum fl_status probe_all(struct gpu_found *out, size_t *n, struct fl_err *err)
 {
     struct gpu_info all[GPU_MAX];
@@ -303,6 +320,8 @@ static enum fl_status probe_all(struct gpu_found *out, size_t *n, struct fl_err 
         out[i] = (struct gpu_found){ .info = all[i] };
         look_at_device(ops, sock, &out[i]);
     }
+    if (st == FL_OK)
+        look_at_peers(ops, out, count);
     close(sock); /* the peer leaves */
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
         ;
@@ -326,6 +345,8 @@ static void print(const struct gpu_found *f, size_t n)
         printf("  opens: %s\n", f->opens ? "yes" : f->opens_not);
         printf("  shares chunks by descriptor: %s\n", f->fd_shares ? "yes" : f->fd_not);
         printf("  shares allocations by handle: %s\n", f->handle_shares ? "yes" : f->handle_not);
+        if (n > 1)
+            printf("  reads the memory of %d of the %zu others\n", __builtin_popcountll(f->peers), n - 1);
     }
 }
 

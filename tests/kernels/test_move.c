@@ -336,6 +336,19 @@ static void same_as_plain(struct rig *r, const struct table *t, enum kernel_cast
     back(r, sum, r->digests, sizeof(sum));
     t_mem_eq(got, wanted, ROOM, "%s, cast %d, shifted by %u", what, cast, shift);
     t_mem_eq(sum, want, sizeof(sum), "digests: %s, cast %d, shifted by %u", what, cast, shift);
+    if (cast != KERNEL_NO_CAST || !digest)
+        return;
+    memset(sum, 0, sizeof(sum)); /* digests alone: the same, and nothing is written */
+    sum[0][0] = 1, sum[0][1] = 2;
+    copy(r, r->digests, sum, sizeof(sum));
+    t_ok(gpu->fill(r->s, r->to + shift, 0x11, ROOM, &err), &err);
+    a.to = 0;
+    t_ok(kernel_move_start(gpu, r->g, r->s, &a, &err), &err);
+    back(r, got, r->to + shift, ROOM);
+    back(r, sum, r->digests, sizeof(sum));
+    t_mem_eq(sum, want, sizeof(sum), "digests alone: %s, shifted by %u", what, shift);
+    for (size_t i = 0; i < ROOM; i++)
+        t_true(got[i] == 0x11, "digests alone wrote to byte %zu", i);
 }
 
 static void device_moves_as_plain(void **state)

@@ -11,11 +11,45 @@
 #include "kernels/digest.h"
 #include "common/base/str.h"
 #include "tests/t.h"
+#include "transport/link/dev.h"
 #include "transport/link/lossy.h"
 #include "transport/link/tcp_priv.h"
 
-static const struct link_ops *kinds[8];
+/* On the fake a device's memory is ordinary memory, so the suite looks at it as at the host's. */
+struct kind {
+    const struct link_ops *ops;
+    bool on_device;
+};
+static struct kind kinds[8];
 static size_t n_kinds;
+static struct gpu_info device;
+
+static enum fl_status mem_new(const struct kind *k, uint64_t bytes, struct link_mem *out,
+                              struct fl_err *err)
+{
+    return k->on_device ? link_dev_alloc(device.uuid, bytes, out, err)
+                        : link_mem_alloc(bytes, out, err);
+}
+
+static void mem_drop(struct link_mem *m)
+{
+    if (m->on_device)
+        link_dev_free(m);
+    else
+        link_mem_free(m);
+}
+
+static void place_of(const struct kind *k, struct link_place *out)
+{
+    struct fl_err err = { 0 };
+    struct gpu_found found = {
+        .info = device, .opens = true, .fd_shares = true, .handle_shares = true
+    };
+
+    t_ok(link_place_here(NULL, out, &err), &err);
+    if (k->on_device)
+        t_ok(link_place_device(out, device.uuid, &found, 1, &err), &err);
+}
 
 struct wait {
     struct link_op op;
@@ -54,26 +88,34 @@ static void open_one(struct pair *p, unsigned self, struct link **out)
     t_ok(w.op.err.status, &w.op.err);
 }
 
-static void pair_open(struct pair *p, const struct link_ops *ops, uint64_t bytes)
+static void pair_open_kind(struct pair *p, const struct kind *k, uint64_t bytes)
 {
+    const struct link_ops *ops = k->ops;
     struct fl_err err = { 0 };
-    struct link_key key;
+    struct link_key key = { 0 };
     uint64_t seed = 5;
 
     *p = (struct pair){ .ops = ops };
     t_ok(fl_loop_create(NULL, &p->loop, &err), &err);
-    t_ok(link_place_here(NULL, &p->places[0], &err), &err);
+    place_of(k, &p->places[0]);
     p->places[1] = p->places[0];
     t_true(ops->reaches(&p->places[0], &p->places[1], &err), "%s", err.text);
     open_one(p, 0, &p->from);
     open_one(p, 1, &p->to);
-    t_ok(link_mem_alloc(bytes, &p->src, &err), &err);
-    t_ok(link_mem_alloc(bytes, &p->dst, &err), &err);
+    t_ok(mem_new(k, bytes, &p->src, &err), &err);
+    t_ok(mem_new(k, bytes, &p->dst, &err), &err);
     for (uint64_t i = 0; i + 8 <= bytes; i += 8)
         *(uint64_t *)((char *)p->src.addr + i) = t_random(&seed);
     t_ok(ops->share(p->from, &p->src, &key, &err), &err);
     t_ok(ops->map(p->to, &key, false, &p->view, &err), &err);
     t_int_eq(p->view.bytes, bytes);
+}
+
+static void pair_open(struct pair *p, const struct link_ops *ops, uint64_t bytes)
+{
+    struct kind k = { ops, false };
+
+    pair_open_kind(p, &k, bytes);
 }
 
 static void pair_close(struct pair *p)
@@ -83,11 +125,13 @@ static void pair_close(struct pair *p)
     if (p->from)
         p->ops->close(p->from);
     fl_loop_destroy(p->loop);
-    link_mem_free(&p->src);
-    link_mem_free(&p->dst);
+    mem_drop(&p->src);
+    mem_drop(&p->dst);
 }
 
-#define EACH_KIND(k) for (size_t k = 0; k < n_kinds; printf("# %s\n", kinds[k]->name), k++)
+#define EACH_KIND(k)                                                                               \
+    for (size_t k = 0; k < n_kinds;                                                                \
+         printf("# %s%s\n", kinds[k].ops->name, kinds[k].on_device ? " on a device" : ""), k++)
 
 static void pulls_rows_and_digests(void **state)
 {
@@ -119,7 +163,7 @@ static void pulls_rows_and_digests(void **state)
         struct fl_err err = { 0 };
         uint64_t got[3][2] = { { 1, 1 } }, want[3][2] = { { 1, 1 } }, all = 0;
 
-        pair_open(&p, kinds[k], 7 << 20);
+        pair_open_kind(&p, &kinds[k], 7 << 20);
         unsigned char *copy = calloc(1, p.dst.bytes);
 
         for (size_t i = 0; i < FL_LEN(segs); i++)
@@ -157,7 +201,7 @@ static void many_at_once(void **state)
         struct fl_err err = { 0 };
         unsigned again = 0;
 
-        pair_open(&p, kinds[k], (uint64_t)N * EACH);
+        pair_open_kind(&p, &kinds[k], (uint64_t)N * EACH);
         for (unsigned i = 0; i < N; i++) {
             w[i] = wait_for();
             segs[i] = (struct link_seg){ .from_off = (uint64_t)i * EACH,
@@ -212,7 +256,7 @@ static void segments_stay_inside(void **state)
         struct pair p;
         static unsigned char was[4096];
 
-        pair_open(&p, kinds[k], 4096);
+        pair_open_kind(&p, &kinds[k], 4096);
         memcpy(was, p.dst.addr, sizeof(was));
         for (size_t i = 0; i < FL_LEN(bad_segs); i++) {
             struct link_seg two[2] = { { .run_bytes = 16, .rows = 1 }, bad_segs[i].seg };
@@ -236,12 +280,12 @@ static void mapped_pages_are_the_pages(void **state)
     {
         struct pair p;
         struct fl_err err = { 0 };
-        struct link_key key;
+        struct link_key key = { 0 };
         struct link_mem again = { 0 };
 
-        if (!(kinds[k]->caps & LINK_MAP))
+        if (!(kinds[k].ops->caps & LINK_MAP))
             continue;
-        pair_open(&p, kinds[k], 1 << 16);
+        pair_open_kind(&p, &kinds[k], 1 << 16);
         strcpy(p.src.addr, "written after mapping");
         t_str_eq((char *)p.view.addr, "written after mapping");
         t_ok(p.ops->share(p.from, &p.src, &key, &err), &err);
@@ -266,12 +310,12 @@ static void source_goes(void **state)
         struct fl_err err = { 0 };
         struct link_seg all = { .run_bytes = 64 << 20, .rows = 1 };
 
-        pair_open(&p, kinds[k], all.run_bytes);
+        pair_open_kind(&p, &kinds[k], all.run_bytes);
         t_ok(p.ops->pull(p.to, &p.view, &p.dst, &all, 1, NULL, &w.op, &err), &err);
         p.ops->close(p.from);
         p.from = NULL;
         t_until(p.loop, w.times > 0, 10000);
-        if (kinds[k]->caps & LINK_MAP) {
+        if (kinds[k].ops->caps & LINK_MAP) {
             t_ok(w.op.err.status, &w.op.err);
             t_mem_eq(p.dst.addr, p.src.addr, p.src.bytes);
         } else {
@@ -312,7 +356,7 @@ static void abort_then_quiet(void **state)
         struct fl_err err = { 0 };
         struct link_seg segs[N];
 
-        pair_open(&p, kinds[k], (uint64_t)N * EACH);
+        pair_open_kind(&p, &kinds[k], (uint64_t)N * EACH);
         for (unsigned i = 0; i < N; i++) {
             ops[i] = (struct order){ .op = { .done = came_in_order }, .count = &count };
             segs[i] = (struct link_seg){ .from_off = (uint64_t)i * EACH,
@@ -356,7 +400,7 @@ static void abort_of_an_idle_link(void **state)
         struct pair p;
         struct wait quiet = wait_for(), other = wait_for();
 
-        pair_open(&p, kinds[k], 4096);
+        pair_open_kind(&p, &kinds[k], 4096);
         p.ops->abort(p.to, &quiet.op);
         p.ops->abort(p.from, &other.op);
         t_until(p.loop, quiet.times == 1 && other.times == 1, 5000);
@@ -376,7 +420,7 @@ static void close_brings_all_back(void **state)
         struct fl_err err = { 0 };
         struct link_seg segs[N];
 
-        pair_open(&p, kinds[k], (uint64_t)N * EACH);
+        pair_open_kind(&p, &kinds[k], (uint64_t)N * EACH);
         for (unsigned i = 0; i < N; i++) {
             w[i] = wait_for();
             segs[i] = (struct link_seg){ .from_off = (uint64_t)i * EACH,
@@ -400,6 +444,11 @@ static void close_brings_all_back(void **state)
     }
 }
 
+static void t_until_ready(struct fl_loop *l, struct wait *a, struct wait *b)
+{
+    t_until(l, a->times && b->times, 5000);
+}
+
 /* Every place that can fail does so once; nothing is left, and what failed says so. */
 static void faults(void **state)
 {
@@ -411,14 +460,14 @@ static void faults(void **state)
         int fds = t_open_fds();
         bool met = true;
 
-        t_ok(link_place_here(NULL, &here[0], &err), &err);
+        place_of(&kinds[k], &here[0]);
         here[1] = here[0];
         for (unsigned nth = 1; met; nth++) {
-            const struct link_ops *ops = kinds[k];
+            const struct link_ops *ops = kinds[k].ops;
             struct link_team team = { .members = here, .n = 2 };
             struct link *a = NULL, *b = NULL;
             struct link_mem src = { 0 }, dst = { 0 }, view = { 0 };
-            struct link_key key;
+            struct link_key key = { 0 };
             struct link_seg all = { .run_bytes = 100000, .rows = 1 };
             struct wait ra = wait_for(), rb = wait_for(), w = wait_for();
             struct fl_loop *l;
@@ -428,8 +477,13 @@ static void faults(void **state)
             fl_fault_arm(nth);
             st = ops->open(l, &team, &a, &ra.op, &err);
             st = st ? st : ops->open(l, &team, &b, &rb.op, &err);
-            st = st ? st : link_mem_alloc(100000, &src, &err);
-            st = st ? st : link_mem_alloc(100000, &dst, &err);
+            if (st == FL_OK) /* a device is opened on the pool: then it is there, or the link says
+                                why not */
+                t_until_ready(l, &ra, &rb);
+            st = st ? st : ra.op.err.status;
+            st = st ? st : rb.op.err.status;
+            st = st ? st : mem_new(&kinds[k], 100000, &src, &err);
+            st = st ? st : mem_new(&kinds[k], 100000, &dst, &err);
             st = st ? st : ops->share(a, &src, &key, &err);
             st = st ? st : ops->map(b, &key, false, &view, &err);
             st = st ? st : ops->pull(b, &view, &dst, &all, 1, NULL, &w.op, &err);
@@ -448,8 +502,8 @@ static void faults(void **state)
             if (a)
                 ops->close(a);
             fl_loop_destroy(l);
-            link_mem_free(&src);
-            link_mem_free(&dst);
+            mem_drop(&src);
+            mem_drop(&dst);
             t_int_eq(t_open_fds(), fds, "nth=%u", nth);
         }
     }
@@ -490,7 +544,7 @@ static void keys_of_strangers(void **state)
     struct pair p;
     struct fl_err err = { 0 };
     struct link_mem out = { 0 };
-    struct link_key good, key;
+    struct link_key good = { 0 }, key;
 
     (void)state;
     pair_open(&p, &link_shm, 8192);
@@ -570,7 +624,7 @@ static void strangers_on_the_port(void **state)
 {
     struct pair p;
     struct fl_err err = { 0 };
-    struct link_key k;
+    struct link_key k = { 0 };
     struct tcp_key key;
     struct wait w = wait_for();
     struct link_seg all = { .run_bytes = 4096, .rows = 1 };
@@ -617,7 +671,7 @@ static void silent_source(void **state)
 {
     struct pair p;
     struct fl_err err = { 0 };
-    struct link_key k;
+    struct link_key k = { 0 };
     struct tcp_key key;
     struct link_mem view;
     struct wait w = wait_for(), quiet = wait_for();
@@ -762,8 +816,20 @@ int main(void)
         cmocka_unit_test(pool_goes_while_it_makes),
     };
 
-    for (size_t i = 0; i < link_table_n; i++)
-        kinds[n_kinds++] = link_table[i];
-    kinds[n_kinds++] = &link_lossy;
+    size_t n = 1;
+
+    if (gpu_fake.list(&device, &n, NULL) != FL_OK)
+        return 1;
+    for (size_t i = 0; i < link_table_n; i++) {
+        uint32_t caps = link_table[i]->caps;
+
+        if (!(caps & LINK_PULL))
+            continue; /* test_nccl */
+        if (caps & LINK_HOST)
+            kinds[n_kinds++] = (struct kind){ link_table[i], false };
+        if (caps & LINK_DEVICE)
+            kinds[n_kinds++] = (struct kind){ link_table[i], true };
+    }
+    kinds[n_kinds++] = (struct kind){ &link_lossy, false };
     return t_run("link", tests);
 }

@@ -7,7 +7,7 @@
 #include "common/base/file.h"
 #include "common/base/str.h"
 
-const struct link_ops *const link_table[] = { &link_shm, &link_tcp };
+const struct link_ops *const link_table[] = { &link_shm, &link_cuda_ipc, &link_tcp };
 const size_t link_table_n = FL_LEN(link_table);
 
 const struct link_ops *link_by_name(const char *name)
@@ -115,27 +115,40 @@ static bool seg_fits(uint64_t off, uint64_t step, const struct link_seg *s, uint
            !__builtin_add_overflow(end, s->run_bytes, &end) && end <= room;
 }
 
+static enum fl_status check_seg(const struct link_seg *s, size_t i, uint64_t off, uint64_t step,
+                                uint64_t room, const char *whose, uint64_t *sum, struct fl_err *err)
+{
+    uint64_t part;
+
+    if (s->rows && s->run_bytes && seg_fits(off, step, s, room) &&
+        !__builtin_mul_overflow(s->run_bytes, s->rows, &part) &&
+        !__builtin_add_overflow(*sum, part, sum))
+        return FL_OK;
+    return fl_fail(
+        err, FL_INVALID,
+        "segment %zu: %u runs of %llu bytes, %llu apart, from %llu on, in %s memory of %llu", i,
+        s->rows, (unsigned long long)s->run_bytes, (unsigned long long)step,
+        (unsigned long long)off, whose, (unsigned long long)room);
+}
+
+enum fl_status link_check_side(const struct link_seg *segs, size_t n, uint64_t room, bool from,
+                               uint64_t *bytes, struct fl_err *err)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < n; i++)
+        FL_TRY(check_seg(&segs[i], i, from ? segs[i].from_off : segs[i].to_off,
+                         from ? segs[i].from_step : segs[i].to_step, room,
+                         from ? "the source's" : "the receiver's", &sum, err));
+    *bytes = sum;
+    return FL_OK;
+}
+
 enum fl_status link_check_segs(const struct link_seg *segs, size_t n, uint64_t from_bytes,
                                uint64_t to_bytes, uint64_t *bytes, struct fl_err *err)
 {
-    uint64_t sum = 0, part;
-
-    for (size_t i = 0; i < n; i++) {
-        const struct link_seg *s = &segs[i];
-
-        if (s->rows == 0 || s->run_bytes == 0 ||
-            !seg_fits(s->from_off, s->from_step, s, from_bytes) ||
-            !seg_fits(s->to_off, s->to_step, s, to_bytes) ||
-            __builtin_mul_overflow(s->run_bytes, s->rows, &part) ||
-            __builtin_add_overflow(sum, part, &sum))
-            return fl_fail(err, FL_INVALID,
-                           "segment %zu: %u runs of %llu bytes from %llu of %llu to %llu of %llu",
-                           i, s->rows, (unsigned long long)s->run_bytes,
-                           (unsigned long long)s->from_off, (unsigned long long)from_bytes,
-                           (unsigned long long)s->to_off, (unsigned long long)to_bytes);
-    }
-    *bytes = sum;
-    return FL_OK;
+    FL_TRY(link_check_side(segs, n, from_bytes, true, bytes, err));
+    return link_check_side(segs, n, to_bytes, false, bytes, err);
 }
 
 enum fl_status link_no_ticket(uint8_t out[256], struct fl_err *err)
@@ -163,6 +176,14 @@ enum fl_status link_no_cast(struct link *k, unsigned root, struct link_span what
                             struct link_op *op, struct fl_err *err)
 {
     (void)k, (void)root, (void)what, (void)op;
+    return fl_fail(err, FL_UNSUPPORTED, "this link does not cast, each member pulls");
+}
+
+enum fl_status link_no_cast_segs(struct link *k, unsigned root, const struct link_mem *mem,
+                                 const struct link_seg *segs, size_t n, uint64_t (*digests)[2],
+                                 struct link_op *op, struct fl_err *err)
+{
+    (void)k, (void)root, (void)mem, (void)segs, (void)n, (void)digests, (void)op;
     return fl_fail(err, FL_UNSUPPORTED, "this link does not cast, each member pulls");
 }
 

@@ -11,27 +11,32 @@ enum link_cap {
     LINK_PULL = 1u << 3,   /* the receiver copies, the source only holds still         */
     LINK_SEND = 1u << 4,   /* both act, matched by order                               */
     LINK_CAST = 1u << 5,   /* one to all                                               */
-    LINK_SEGS = 1u << 6,   /* pull takes scattered segments and digests on the way     */
+    LINK_SEGS = 1u << 6,   /* pull, or cast_segs, takes scattered segments and digests on the way */
     LINK_ALONE = 1u << 7   /* a dead member cannot disturb the others                  */
 };
+enum { LINK_PEERS = 16, LINK_NCCL_ENV = 192 };
 struct link_place { /* all that reaches() may look at; travels in each member's hello */
     char host_boot[37]; /* boot id: this machine, since this start */
     uint64_t pid_ns, ipc_ns;
-    char gpu_uuid[41];                /* "" without a device; never an ordinal */
+    char gpu_uuid[41];                /* of the device that the memory is on, never an ordinal; "": host memory */
     bool unified, vmm_fd, legacy_ipc; /* each probed in a child, not assumed   */
+    uint32_t n_gpu_peers;
+    uint64_t gpu_peers[LINK_PEERS]; /* devices whose memory that one reads: link_gpu_id() of each */
     char addr[64];
-    uint32_t nccl_version; /* of the library already loaded in this process */
+    uint32_t nccl_version;        /* of the library that this process has or would load; 0: none */
+    char nccl_env[LINK_NCCL_ENV]; /* NCCL_* settings on which both sides must agree, sorted */
 };
 struct link_mem { /* one owner; others hold counted views */
     void *addr;
     uint64_t bytes, chunk_bytes; /* chunk_bytes 0: one piece (cudaMalloc, mmap) */
-    bool on_device;
+    bool on_device;              /* then impl is a struct link_pages, see dev.h */
     void *impl;
 };
 struct link_key { /* what a peer needs to map it; descriptors ride on the same message */
     uint8_t blob[192];
+    uint32_t part, parts; /* more chunks than descriptors: several keys. To share(): which one is wanted */
     uint32_t n_fds;
-    int fds[WIRE_MAX_FDS]; /* more chunks than this: several keys */
+    int fds[WIRE_MAX_FDS]; /* stay the sharer's, as long as the memory is there */
 };
 struct link_seg { /* rows runs of one tensor; both sides and the whole tensor have their own step */
     uint64_t from_off, to_off;   /* of the first run, in the two memories                       */
@@ -66,6 +71,8 @@ struct link_ops {
 
     enum fl_status (*share)(struct link *k, const struct link_mem *mine, struct link_key *out,
                             struct fl_err *err);
+    /* Of several parts: one call for each, in order, with the same out; whole after the last. On
+     * failure what out had before is unmapped. */
     enum fl_status (*map)(struct link *k, const struct link_key *theirs, bool writable,
                           struct link_mem *out, struct fl_err *err);
     void (*unmap)(struct link *k, struct link_mem *theirs);
@@ -81,6 +88,11 @@ struct link_ops {
                            struct link_op *op, struct fl_err *err);
     enum fl_status (*cast)(struct link *k, unsigned root, struct link_span what,
                            struct link_op *op, struct fl_err *err); /* FL_AGAIN: not started */
+    /* A whole bucket from the root to all others: gathered from mem there, spread out to mem
+     * elsewhere, digests on the way. All give the same segments in the same order. */
+    enum fl_status (*cast_segs)(struct link *k, unsigned root, const struct link_mem *mem,
+                                const struct link_seg *segs, size_t n, uint64_t (*digests)[2],
+                                struct link_op *op, struct fl_err *err);
     unsigned (*progress)(struct link *k);                           /* ends delivered        */
     int (*event_fd)(struct link *k); /* readable: call progress(); -1: ends come by themselves */
 
@@ -89,7 +101,7 @@ struct link_ops {
     void (*abort)(struct link *k, struct link_op *quiet);
     void (*close)(struct link *k);
 };
-extern const struct link_ops link_shm, link_tcp;
+extern const struct link_ops link_shm, link_cuda_ipc, link_tcp;
 extern const struct link_ops *const link_table[]; /* cheapest first */
 extern const size_t link_table_n;
 const struct link_ops *link_by_name(const char *name); /* NULL: none */

@@ -220,6 +220,7 @@ const struct link_ops link_lossy = {
     .send = link_no_send,
     .recv = link_no_recv,
     .cast = link_no_cast,
+    .cast_segs = link_no_cast_segs,
     .progress = link_no_progress,
     .event_fd = link_no_event_fd,
     .abort = lossy_abort,

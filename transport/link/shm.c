@@ -66,6 +66,11 @@ struct shm {
 static bool shm_reaches(const struct link_place *a, const struct link_place *b,
                         struct fl_err *why_not)
 {
+    if (a->gpu_uuid[0] || b->gpu_uuid[0]) {
+        fl_fail(why_not, FL_UNREACHABLE, "the weights at %s are on device %s", a->gpu_uuid[0] ? a->addr : b->addr,
+                a->gpu_uuid[0] ? a->gpu_uuid : b->gpu_uuid);
+        return false;
+    }
     if (a->host_boot[0] && strcmp(a->host_boot, b->host_boot) == 0 && a->pid_ns == b->pid_ns &&
         strcmp(a->addr, b->addr) == 0)
         return true;
@@ -118,6 +123,7 @@ static enum fl_status shm_share(struct link *base, const struct link_mem *mine,
             mine->addr);
     memset(out->blob, 0, sizeof(out->blob));
     memcpy(out->blob, &key, sizeof(key));
+    out->parts = 1;
     out->n_fds = 1;
     out->fds[0] = b->fd;
     return FL_OK;
@@ -370,6 +376,7 @@ const struct link_ops link_shm = {
     .send = link_no_send,
     .recv = link_no_recv,
     .cast = link_no_cast,
+    .cast_segs = link_no_cast_segs,
     .progress = link_no_progress,
     .event_fd = link_no_event_fd,
     .abort = shm_abort,

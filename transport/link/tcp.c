@@ -36,11 +36,20 @@ static bool tcp_reaches(const struct link_place *a, const struct link_place *b,
     return false;
 }
 
+/* Of a device: through one pinned buffer at either end, which each waits for. */
 static uint64_t tcp_cost_ns(const struct link_place *from, const struct link_place *to,
                             uint64_t bytes)
 {
-    (void)from, (void)to;
-    return TCP_START_NS + bytes * 1000 / TCP_BYTES_PER_US;
+    unsigned ends = (from->gpu_uuid[0] != 0) + (to->gpu_uuid[0] != 0);
+
+    return TCP_START_NS + bytes * 1000 / TCP_BYTES_PER_US * (2 + ends) / 2;
+}
+
+bool tcp_bounce(struct tcp *k)
+{
+    if (!k->bounce)
+        k->bounce = malloc(TCP_CALL_BYTES);
+    return k->bounce != NULL;
 }
 
 /* ---- the thread ---- */
@@ -153,6 +162,7 @@ static void tcp_release(struct tcp *k)
     if (k->listener.fd >= 0)
         close(k->listener.fd);
     pthread_mutex_destroy(&k->lock);
+    free(k->bounce);
     free(k);
 }
 
@@ -286,16 +296,17 @@ static enum fl_status tcp_share(struct link *base, const struct link_mem *mine,
     struct tcp *k = container_of(base, struct tcp, base);
     struct tcp_key key = { .magic = TCP_KEY_MAGIC, .bytes = mine->bytes, .port = k->port };
 
-    if (mine->on_device || mine->chunk_bytes)
-        return fl_fail(err, FL_UNSUPPORTED, "tcp: only host memory in one piece can be shared");
+    if (mine->on_device && !link_pages_of(mine))
+        return fl_fail(err, FL_INVALID, "tcp: memory at %p: nobody said on which device it is",
+                       mine->addr);
     pthread_mutex_lock(&k->lock);
-    while (key.region < k->n_regions && (k->regions[key.region].addr != mine->addr ||
-                                         k->regions[key.region].bytes != mine->bytes))
+    while (key.region < k->n_regions && (k->regions[key.region].mem.addr != mine->addr ||
+                                         k->regions[key.region].mem.bytes != mine->bytes))
         key.region++;
     bool room = key.region < TCP_MAX_REGIONS;
 
     if (room && key.region == k->n_regions)
-        k->regions[k->n_regions++] = (struct tcp_region){ mine->addr, mine->bytes };
+        k->regions[k->n_regions++] = (struct tcp_region){ *mine };
     pthread_mutex_unlock(&k->lock);
     if (!room)
         return fl_fail(err, FL_EXHAUSTED, "tcp: %d regions are shared already", TCP_MAX_REGIONS);
@@ -303,6 +314,7 @@ static enum fl_status tcp_share(struct link *base, const struct link_mem *mine,
     memcpy(key.addr, k->addr, sizeof(key.addr));
     memset(out->blob, 0, sizeof(out->blob));
     memcpy(out->blob, &key, sizeof(key));
+    out->parts = 1;
     out->n_fds = 0;
     return FL_OK;
 }
@@ -359,7 +371,7 @@ static enum fl_status tcp_pull(struct link *base, const struct link_mem *theirs,
         return fl_fail(err, FL_EXHAUSTED, "no memory for a pull");
     *p = (struct tcp_pull){ .op = op,
                             .from = v->key,
-                            .to = mine->addr,
+                            .to = *mine,
                             .segs = segs,
                             .n = n,
                             .digests = digests,
@@ -408,7 +420,7 @@ static void tcp_close(struct link *base)
 
 const struct link_ops link_tcp = {
     .name = "tcp",
-    .caps = LINK_HOST | LINK_PULL | LINK_SEGS | LINK_ALONE,
+    .caps = LINK_HOST | LINK_DEVICE | LINK_PULL | LINK_SEGS | LINK_ALONE,
     .reaches = tcp_reaches,
     .cost_ns = tcp_cost_ns,
     .ticket = link_no_ticket,
@@ -420,6 +432,7 @@ const struct link_ops link_tcp = {
     .send = link_no_send,
     .recv = link_no_recv,
     .cast = link_no_cast,
+    .cast_segs = link_no_cast_segs,
     .progress = link_no_progress,
     .event_fd = link_no_event_fd,
     .abort = tcp_abort,

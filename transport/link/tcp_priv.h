@@ -8,6 +8,7 @@
 #pragma once
 #include <pthread.h>
 #include <sys/queue.h>
+#include "transport/link/dev.h"
 #include "transport/link/link_priv.h"
 
 enum {
@@ -40,13 +41,13 @@ _Static_assert(sizeof(struct tcp_ask) == 40 && sizeof(struct tcp_run) == 32 &&
                sizeof(struct tcp_say) == 128, "wire format");
 _Static_assert(sizeof(struct tcp_key) <= sizeof(((struct link_key *)0)->blob), "fits a key");
 
-struct tcp_region { const char *addr; uint64_t bytes; };
+struct tcp_region { struct link_mem mem; };
 
 struct tcp_pull {
     STAILQ_ENTRY(tcp_pull) next;
     struct link_op *op;
     struct tcp_key from;
-    char *to;
+    struct link_mem to;
     const struct link_seg *segs;
     size_t n;
     uint64_t (*digests)[2];
@@ -90,6 +91,7 @@ struct tcp {
     struct tcp_takings takings;
     unsigned n_servings;
     bool accept_paused;
+    char *bounce; /* TCP_CALL_BYTES, made when memory of a device is first met */
 };
 
 /* Thread only. */
@@ -105,4 +107,5 @@ struct tcp_serving *tcp_serving_of(struct tcp_end *e);
 struct tcp_taking *tcp_taking_of(struct tcp_end *e);
 /* p->op->err is set; the loop hears of it. */
 void tcp_pull_over(struct tcp *k, struct tcp_pull *p);
+bool tcp_bounce(struct tcp *k); /* false: no memory */
 bool tcp_watch(struct tcp *k, struct tcp_end *e, unsigned events, bool first);

@@ -26,7 +26,7 @@ struct tcp_serving {
     struct tcp_say say;
     size_t at; /* bytes of ask, runs or say that are done */
     struct tcp_run *runs;
-    const char *base;
+    struct link_mem mem;
     uint32_t run, row;
     uint64_t run_at;
 };
@@ -143,16 +143,16 @@ static void check_runs(struct tcp *k, struct tcp_serving *c)
         region = k->regions[c->ask.region];
     pthread_mutex_unlock(&k->lock);
     c->say.bytes = 0;
-    if (!region.addr) {
+    if (!region.mem.bytes) {
         answer(c, FL_NOT_FOUND, "no such region is shared");
         return;
     }
     for (uint32_t i = 0; i < c->ask.n_runs; i++)
-        if (!run_fits(&c->runs[i], region.bytes, &c->say.bytes)) {
+        if (!run_fits(&c->runs[i], region.mem.bytes, &c->say.bytes)) {
             answer(c, FL_INVALID, "a segment reaches outside of the region");
             return;
         }
-    c->base = region.addr;
+    c->mem = region.mem;
     c->run = c->row = 0;
     c->run_at = 0;
     answer(c, FL_OK, "");
@@ -204,7 +204,25 @@ static void sent(struct tcp_serving *c, size_t n)
     }
 }
 
-static int put_bytes(struct tcp_serving *c)
+/* Runs of a device's memory, one after the other in the bounce buffer. What the socket does not
+ * take is fetched again. */
+static bool fetch(struct tcp *k, const struct tcp_serving *c, struct iovec *iov, unsigned *n,
+                  size_t all)
+{
+    struct link_run runs[TCP_IOV];
+
+    for (unsigned i = 0; i < *n; i++)
+        runs[i] = (struct link_run){
+            (uint64_t)(uintptr_t)iov[i].iov_base - (uint64_t)(uintptr_t)c->mem.addr, iov[i].iov_len
+        };
+    if (!tcp_bounce(k) || link_mem_get(&c->mem, runs, *n, k->bounce, NULL) != FL_OK)
+        return false;
+    iov[0] = (struct iovec){ k->bounce, all };
+    *n = 1;
+    return true;
+}
+
+static int put_bytes(struct tcp *k, struct tcp_serving *c)
 {
     struct iovec iov[TCP_IOV];
     size_t all = 0;
@@ -216,13 +234,17 @@ static int put_bytes(struct tcp_serving *c)
         const struct tcp_run *r = &c->runs[run];
         uint64_t len = r->bytes - at < TCP_CALL_BYTES - all ? r->bytes - at : TCP_CALL_BYTES - all;
 
-        iov[n] = (struct iovec){ (char *)(uintptr_t)(c->base + r->off + row * r->step + at), len };
+        iov[n] = (struct iovec){ (char *)c->mem.addr + r->off + row * r->step + at, len };
         all += len;
         at = 0;
         if (++row == r->rows) {
             row = 0;
             run++;
         }
+    }
+    if (c->mem.on_device && !fetch(k, c, iov, &n, all)) {
+        errno = EIO;
+        return -1;
     }
     struct msghdr m = { .msg_iov = iov, .msg_iovlen = n };
     ssize_t done = sendmsg(c->end.fd, &m, MSG_NOSIGNAL);
@@ -263,7 +285,7 @@ static int step(struct tcp *k, struct tcp_serving *c)
         }
         break;
     case SERVING_BYTES:
-        st = put_bytes(c);
+        st = put_bytes(k, c);
         break;
     }
     return st;

@@ -226,7 +226,7 @@ static unsigned next_iov(const struct tcp_taking *c, const struct tcp_pull *p, s
 
         if (len > TCP_CALL_BYTES - all)
             len = TCP_CALL_BYTES - all;
-        iov[n++] = (struct iovec){ p->to + s->to_off + row * s->to_step + at, len };
+        iov[n++] = (struct iovec){ (char *)p->to.addr + s->to_off + row * s->to_step + at, len };
         all += len;
         at = 0;
         if (++row == s->rows) {
@@ -238,8 +238,9 @@ static unsigned next_iov(const struct tcp_taking *c, const struct tcp_pull *p, s
     return n;
 }
 
-/* got bytes lie where next_iov() said; they are digested while they are in the cache. */
-static void advance(struct tcp_taking *c, struct tcp_pull *p, size_t got)
+/* got bytes lie where next_iov() said, or at bounce; they are digested while they are in the cache.
+ */
+static void advance(struct tcp_taking *c, struct tcp_pull *p, size_t got, const char *bounce)
 {
     p->arrived += got;
     while (got > 0) {
@@ -247,9 +248,12 @@ static void advance(struct tcp_taking *c, struct tcp_pull *p, size_t got)
         size_t n = s->run_bytes - c->run_at < got ? s->run_bytes - c->run_at : got;
 
         if (p->digests)
-            kernel_digest_add(p->digests[c->seg],
-                              p->to + s->to_off + c->row * s->to_step + c->run_at, n,
-                              s->first_byte + c->row * s->byte_step + c->run_at);
+            kernel_digest_add(
+                p->digests[c->seg],
+                bounce ? bounce : (char *)p->to.addr + s->to_off + c->row * s->to_step + c->run_at,
+                n, s->first_byte + c->row * s->byte_step + c->run_at);
+        if (bounce)
+            bounce += n;
         got -= n;
         c->run_at += n;
         if (c->run_at < s->run_bytes)
@@ -300,18 +304,46 @@ static int read_say(struct tcp *k, struct tcp_taking *c, struct tcp_pull *p)
     return 1;
 }
 
+/* got bytes at bounce go to where iov says, which is a device's. */
+static bool land(const struct tcp_pull *p, const struct iovec *iov, size_t got, const char *bounce)
+{
+    struct link_run runs[TCP_IOV];
+    unsigned n = 0;
+
+    for (size_t left = got; left > 0; left -= runs[n++].bytes)
+        runs[n] = (struct link_run){ (uint64_t)(uintptr_t)iov[n].iov_base -
+                                         (uint64_t)(uintptr_t)p->to.addr,
+                                     iov[n].iov_len < left ? iov[n].iov_len : left };
+    return link_mem_put(&p->to, runs, n, bounce, NULL) == FL_OK;
+}
+
 static int read_bytes(struct tcp *k, struct tcp_taking *c, struct tcp_pull *p)
 {
     struct iovec iov[TCP_IOV];
     size_t all;
     struct msghdr m = { .msg_iov = iov, .msg_iovlen = next_iov(c, p, iov, &all) };
+    struct iovec one = { k->bounce, all };
+    bool device = p->to.on_device;
+
+    if (device && !tcp_bounce(k)) {
+        errno = ENOMEM;
+        return -1;
+    }
+    if (device) {
+        one.iov_base = k->bounce;
+        m = (struct msghdr){ .msg_iov = &one, .msg_iovlen = 1 };
+    }
     ssize_t n = FL_FAULT("link.tcp.recv") ? 0 : recvmsg(c->end.fd, &m, 0);
 
     if (n <= 0) {
         errno = n == 0 ? ECONNRESET : errno;
         return n < 0 && errno == EINTR ? 1 : n < 0 && errno == EAGAIN ? 0 : -1;
     }
-    advance(c, p, (size_t)n);
+    if (device && !land(p, iov, (size_t)n, k->bounce)) {
+        errno = EIO;
+        return -1;
+    }
+    advance(c, p, (size_t)n, device ? k->bounce : NULL);
     if (c->seg == p->n) {
         link_op_set(p->op, FL_OK, "%s", "");
         pull_ends(k, c, p);

@@ -44,7 +44,7 @@ static const void *whole_at(const struct delta_writer *d, size_t tensor, struct 
 
         if (p->tensor == tensor &&
             xfer_box_bytes(&m->tensors[tensor], &p->box) == xfer_tensor_bytes(&m->tensors[tensor]))
-            return (const char *)d->mems[p->mem].addr + p->off;
+            return (d->copy ? d->copy : (const char *)d->mems[p->mem].addr) + p->off;
     }
     fl_fail(err, FL_UNSUPPORTED, "disk-delta writes whole tensors, this rank holds a part of %s",
             m->tensors[tensor].name);
@@ -105,14 +105,28 @@ static enum fl_status write_now(struct delta_writer *d, struct delta_source *src
     return snapshot(d, src, err);
 }
 
+/* What is on a device is read once, while it is written and compared. */
+static enum fl_status fetch(struct delta_writer *d, struct fl_err *err)
+{
+    if (!d->mems[0].on_device)
+        return FL_OK;
+    d->copy = malloc(d->mems[0].bytes);
+    if (!d->copy)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for %" PRIu64 " bytes off the device",
+                       d->mems[0].bytes);
+    return link_mem_read(&d->mems[0], 0, d->copy, d->mems[0].bytes, err);
+}
+
 static void writer_work(struct fl_work *w)
 {
     struct delta_writer *d = container_of(w, struct delta_writer, w);
     struct delta_source *src = calloc(d->have->n_tensors ? d->have->n_tensors : 1, sizeof(*src));
     enum fl_status st;
 
-    st = src ? write_now(d, src, &d->err)
-             : fl_fail(&d->err, FL_EXHAUSTED, "no memory to write a version");
+    st = src ? fetch(d, &d->err) : fl_fail(&d->err, FL_EXHAUSTED, "no memory to write a version");
+    if (st == FL_OK)
+        st = write_now(d, src, &d->err);
+    free(FL_TAKE(d->copy));
     if (st != FL_OK)
         fl_wrap(&d->err, st, "writing version %" PRId64 " to %s", d->version, d->dir);
     free(src);
@@ -155,12 +169,49 @@ void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *r
 
 /* ---- the taker ---- */
 
-static void copy_seg(const struct link_seg *s, const void *whole, void *mem, uint64_t digest[2])
+enum { PUT_RUNS = 64 };
+struct putting { /* to a device: runs gather here and go together */
+    const struct link_mem *mem;
+    char *room; /* LINK_RUNS_BYTES */
+    struct link_run runs[PUT_RUNS];
+    size_t n, bytes;
+};
+
+static enum fl_status put_flush(struct putting *p, struct fl_err *err)
 {
-    for (uint32_t r = 0; r < s->rows; r++)
-        kernel_digest_copy(digest, (char *)mem + s->to_off + r * s->to_step,
-                           (const char *)whole + s->from_off + r * s->from_step, s->run_bytes,
-                           s->first_byte + r * s->byte_step);
+    enum fl_status st = p->n ? link_mem_put(p->mem, p->runs, p->n, p->room, err) : FL_OK;
+
+    p->n = p->bytes = 0;
+    return st;
+}
+
+static enum fl_status put_run(struct putting *p, uint64_t off, const void *from, uint64_t bytes,
+                              uint64_t first_byte, uint64_t digest[2], struct fl_err *err)
+{
+    for (uint64_t at = 0, n; at < bytes; at += n) {
+        if (p->n == PUT_RUNS || p->bytes == LINK_RUNS_BYTES)
+            FL_TRY(put_flush(p, err));
+        n = bytes - at < LINK_RUNS_BYTES - p->bytes ? bytes - at : LINK_RUNS_BYTES - p->bytes;
+        kernel_digest_copy(digest, p->room + p->bytes, (const char *)from + at, n, first_byte + at);
+        p->runs[p->n++] = (struct link_run){ off + at, n };
+        p->bytes += n;
+    }
+    return FL_OK;
+}
+
+static enum fl_status copy_seg(const struct link_seg *s, const void *whole, struct putting *p,
+                               uint64_t digest[2], struct fl_err *err)
+{
+    for (uint32_t r = 0; r < s->rows; r++) {
+        const char *from = (const char *)whole + s->from_off + r * s->from_step;
+        uint64_t to = s->to_off + r * s->to_step, first = s->first_byte + r * s->byte_step;
+
+        if (p->mem->on_device)
+            FL_TRY(put_run(p, to, from, s->run_bytes, first, digest, err));
+        else
+            kernel_digest_copy(digest, (char *)p->mem->addr + to, from, s->run_bytes, first);
+    }
+    return FL_OK;
 }
 
 static bool seg_fits(const struct link_seg *s, uint64_t bytes)
@@ -172,9 +223,10 @@ static bool seg_fits(const struct link_seg *s, uint64_t bytes)
            !__builtin_add_overflow(end, s->run_bytes, &end) && end <= bytes;
 }
 
-enum fl_status delta_take(const char *dir, const char *local_dir, uint64_t version,
-                          const struct xfer_plan *part, const struct link_seg *segs, size_t n,
-                          void *mem, uint64_t (*digests)[2], struct fl_err *err)
+static enum fl_status take_files(const char *dir, const char *local_dir, uint64_t version,
+                                 const struct xfer_plan *part, const struct link_seg *segs,
+                                 size_t n, struct putting *put, uint64_t (*digests)[2],
+                                 struct fl_err *err)
 {
     FL_AUTO(st_reader) struct st_reader *r = NULL;
     const char *base = strrchr(dir, '/');
@@ -197,7 +249,23 @@ enum fl_status delta_take(const char *dir, const char *local_dir, uint64_t versi
         if (!seg_fits(&segs[i], file->bytes))
             return fl_fail(err, FL_INVALID, "a segment of %s lies outside its %" PRIu64 " bytes",
                            t->name, file->bytes);
-        copy_seg(&segs[i], file->data, mem, digests[i]);
+        FL_TRY(copy_seg(&segs[i], file->data, put, digests[i], err));
     }
     return FL_OK;
+}
+
+enum fl_status delta_take(const char *dir, const char *local_dir, uint64_t version,
+                          const struct xfer_plan *part, const struct link_seg *segs, size_t n,
+                          const struct link_mem *mem, uint64_t (*digests)[2], struct fl_err *err)
+{
+    struct putting put = { .mem = mem, .room = mem->on_device ? malloc(LINK_RUNS_BYTES) : NULL };
+    enum fl_status st =
+        mem->on_device && !put.room
+            ? fl_fail(err, FL_EXHAUSTED, "no memory to copy to a device")
+            : take_files(dir, local_dir, version, part, segs, n, &put, digests, err);
+
+    if (st == FL_OK)
+        st = put_flush(&put, err);
+    free(put.room);
+    return st;
 }

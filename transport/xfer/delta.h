@@ -3,6 +3,7 @@
  * Both run on the pool. The giver writes a base first and the changes against what it wrote last
  * after that; it keeps a copy of what it wrote last to compare with. */
 #pragma once
+#include "transport/link/dev.h"
 #include "transport/xfer/msg.h"
 #include "transport/xfer/plan.h"
 
@@ -13,6 +14,7 @@ struct delta_writer {
     char root[256], dir[320];    /* dir: where the last one went */
     char tag[32];                /* of this process: folders of two of them never mix */
     unsigned generation;         /* +1 when a number is written again with other bytes */
+    char *copy;                  /* of what is on a device, while it is written */
     void **was;                  /* per tensor: what was written last */
     int64_t was_version, version;
     struct fl_err err;
@@ -27,5 +29,5 @@ void delta_writer_fini(struct delta_writer *d);
 /* Pool thread. Brings local_dir to version and copies the segments (from_off: in the whole tensor) into mem.
  * digests: one a segment, added to. */
 enum fl_status delta_take(const char *dir, const char *local_dir, uint64_t version, const struct xfer_plan *part,
-                          const struct link_seg *segs, size_t n, void *mem, uint64_t (*digests)[2],
-                          struct fl_err *err);
+                          const struct link_seg *segs, size_t n, const struct link_mem *mem,
+                          uint64_t (*digests)[2], struct fl_err *err);

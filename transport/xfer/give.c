@@ -161,6 +161,26 @@ static enum fl_status edge_send(struct give_edge *ge, struct give_send *s, struc
     return ge->line->ops->send(ge->line->k, 1, span, &s->op, err);
 }
 
+/* The link gathers: a bucket at a time. */
+static bool by_bucket(const struct give_edge *ge)
+{
+    return ge->line->ops->caps & LINK_SEGS;
+}
+
+static enum fl_status edge_cast(struct give_edge *ge, struct give_send *s, struct fl_err *err)
+{
+    const struct xfer_plan *part = ge->give->part;
+    const struct xfer_bucket *b = &part->buckets[ge->e->first_bucket + ge->bucket];
+
+    if (FL_FAULT("xfer.send"))
+        return fl_fail(err, FL_UNREACHABLE, "fault xfer.send");
+    s->op = (struct link_op){ .done = edge_on_sent };
+    FL_TRY(ge->line->ops->cast_segs(ge->line->k, 0, &ge->give->slot.mems[b->from_mem],
+                                    &part->segs[b->first_seg], b->n_segs, NULL, &s->op, err));
+    ge->bucket++;
+    return FL_OK;
+}
+
 static void edge_pump(struct give_edge *ge)
 {
     struct fl_err err = { 0 };
@@ -173,7 +193,7 @@ static void edge_pump(struct give_edge *ge)
 
         if (s->busy)
             continue;
-        if (!edge_cut(ge, &err)) {
+        if (by_bucket(ge) ? ge->bucket == ge->e->n_buckets : !edge_cut(ge, &err)) {
             ge->done = err.status == FL_OK && ge->in_flight == 0;
             if (err.status != FL_OK)
                 edge_fail(ge, &err);
@@ -181,7 +201,7 @@ static void edge_pump(struct give_edge *ge)
             return;
         }
         s->edge = ge;
-        st = edge_send(ge, s, &err);
+        st = by_bucket(ge) ? edge_cast(ge, s, &err) : edge_send(ge, s, &err);
         if (st == FL_AGAIN) {
             if (ge->in_flight == 0)
                 fl_timer_arm_in(ge->give->port->loop, &ge->again, 1);
@@ -193,7 +213,7 @@ static void edge_pump(struct give_edge *ge)
         }
         s->busy = true;
         ge->in_flight++;
-        ge->next_parcel++;
+        ge->next_parcel += !by_bucket(ge);
     }
 }
 

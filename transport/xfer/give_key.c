@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include "transport/link/dev.h"
 #include "transport/xfer/give_priv.h"
 
 static enum fl_status asked_now(const struct give *g, const Fl__XferEpoch *epoch,
@@ -45,6 +46,8 @@ static void key_reply(struct give *g, struct call_req *req, const struct line *l
     if (key) {
         r.has_blob = true;
         r.blob = (ProtobufCBinaryData){ sizeof(key->blob), (uint8_t *)(uintptr_t)key->blob };
+        r.has_parts = true;
+        r.parts = key->parts;
         a.fds = key->fds;
         a.n_fds = key->n_fds;
     }
@@ -66,6 +69,7 @@ void give_key(struct give *g, struct call_req *req, const Fl__XferKey *k)
         call_fail(req, &err);
         return;
     }
+    key.part = k->has_part ? k->part : 0;
     ln = k->edge < g->n_edges ? g->edges[k->edge].line : NULL;
     for (size_t i = 0; ln && i < k->n_have; i++)
         if (k->have[i] == key_id(g, ln, k->mem)) {
@@ -85,7 +89,8 @@ struct give_work { /* CHECK: digests of segments, on the pool */
     struct fl_work w;
     struct give *give;
     struct call_req *req;
-    const void *mem;
+    struct link_mem mem;
+    struct fl_err err;
     size_t n;
     uint64_t (*digests)[2];
     struct link_seg segs[];
@@ -95,19 +100,20 @@ static void check_work(struct fl_work *w)
 {
     struct give_work *c = container_of(w, struct give_work, w);
 
-    xfer_bucket_digest(c->segs, c->n, c->mem, true, c->digests);
+    c->err.status = link_mem_digest(&c->mem, c->segs, c->n, true, c->digests, &c->err);
 }
 
 static void check_done(struct fl_work *w, enum fl_status st)
 {
     struct give_work *c = container_of(w, struct give_work, w);
     struct give *g = c->give;
-    struct fl_err err = { 0 };
+    struct fl_err err = c->err;
 
-    if (st == FL_OK) {
+    if (st == FL_OK && err.status == FL_OK) {
         call_reply(c->req, (struct fl_bytes){ 0 }, (struct fl_bytes){ c->digests, c->n * 16 });
     } else {
-        fl_fail(&err, st, "the digests of %zu segments were not made", c->n);
+        if (st != FL_OK)
+            fl_fail(&err, st, "the digests of %zu segments were not made", c->n);
         call_fail(c->req, &err);
     }
     free(c->digests);
@@ -155,7 +161,7 @@ void give_check(struct give *g, struct call_req *req, const Fl__XferCheck *c,
     w->w.done = check_done;
     w->give = g;
     w->req = req;
-    w->mem = g->slot.mems[c->mem].addr;
+    w->mem = g->slot.mems[c->mem];
     w->n = n;
     g->in_work++;
     fl_work_start(g->port->loop, &w->w);

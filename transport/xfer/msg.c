@@ -64,6 +64,9 @@ void msg_place(const struct link_place *p, Fl__XferPlace *out)
     out->unified = p->unified;
     out->vmm_fd = p->vmm_fd;
     out->legacy_ipc = p->legacy_ipc;
+    out->n_gpu_peers = p->n_gpu_peers;
+    out->gpu_peers = (uint64_t *)(uintptr_t)p->gpu_peers;
+    out->nccl_env = borrow(p->nccl_env);
 }
 
 bool msg_read_place(const Fl__XferPlace *p, struct link_place *out)
@@ -74,7 +77,13 @@ bool msg_read_place(const Fl__XferPlace *p, struct link_place *out)
                                 .vmm_fd = p->vmm_fd,
                                 .legacy_ipc = p->legacy_ipc,
                                 .nccl_version = p->nccl_version };
-    return FL_COPY(out->host_boot, p->host_boot) &&
+    if (p->n_gpu_peers > LINK_PEERS)
+        return false;
+    out->n_gpu_peers = (uint32_t)p->n_gpu_peers;
+    if (p->n_gpu_peers)
+        memcpy(out->gpu_peers, p->gpu_peers, p->n_gpu_peers * sizeof(*p->gpu_peers));
+    return FL_COPY(out->nccl_env, p->nccl_env ? p->nccl_env : "") &&
+           FL_COPY(out->host_boot, p->host_boot) &&
            FL_COPY(out->gpu_uuid, p->gpu_uuid ? p->gpu_uuid : "") &&
            FL_COPY(out->addr, p->addr ? p->addr : "");
 }

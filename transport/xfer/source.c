@@ -6,6 +6,7 @@
 #include "common/base/str.h"
 #include "common/proto/methods.h"
 #include "transport/xfer/delta.h"
+#include "transport/xfer/plan_priv.h"
 #include "transport/xfer/give.h"
 
 enum src_state {
@@ -33,6 +34,9 @@ struct xfer_source {
     uint64_t (*digests)[2]; /* of each piece, of the published version */
     uint64_t (*fresh)[2];   /* being made */
     struct fl_work digest_work;
+    struct fl_err digest_err;
+    struct link_seg *segs; /* on a device: the runs of all pieces, tensor is the piece */
+    size_t n_segs;
     struct xfer_wait *wait; /* of begin or publish */
     struct fl_task wait_back;
     struct fl_err wait_err;
@@ -183,11 +187,73 @@ enum fl_status xfer_source_begin(struct xfer_source *s, uint64_t version, uint64
 
 /* ---- publish ---- */
 
+/* The runs of all pieces, each with its piece: made once, one launch a version. */
+struct piece_segs {
+    struct link_seg *at;
+    size_t n, cap;
+};
+
+static bool add_seg(void *arg, const struct link_seg *seg)
+{
+    struct piece_segs *ps = arg;
+
+    if (!plan_grow(&ps->at, &ps->cap, ps->n + 1, sizeof(*seg)))
+        return false;
+    ps->at[ps->n++] = *seg;
+    return true;
+}
+
+static enum fl_status device_segs(struct xfer_source *s, struct fl_err *err)
+{
+    struct piece_segs ps = { 0 };
+    bool good = true;
+
+    for (size_t i = 0; good && !s->segs && i < s->have->n_pieces; i++) {
+        const struct xfer_piece *p = &s->have->pieces[i];
+        struct placed at = { &p->box, p->off };
+
+        good =
+            box_segments(&s->have->tensors[p->tensor], (uint32_t)i, &p->box, at, at, add_seg, &ps);
+    }
+    if (!good) {
+        free(ps.at);
+        return fl_fail(err, FL_EXHAUSTED, "no memory for the runs of %zu pieces",
+                       s->have->n_pieces);
+    }
+    if (!s->segs) {
+        s->segs = ps.at;
+        s->n_segs = ps.n;
+    }
+    return FL_OK;
+}
+
+static enum fl_status device_digests(struct xfer_source *s, struct fl_err *err)
+{
+    FL_TRY(device_segs(s, err));
+    uint64_t(*each)[2] = calloc(s->n_segs + 1, sizeof(*each));
+
+    if (!each)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for %zu digests", s->n_segs);
+    enum fl_status st = link_mem_digest(&s->mem[s->slot], s->segs, s->n_segs, true, each, err);
+
+    for (size_t i = 0; i < s->n_segs; i++) { /* tensor: the piece */
+        s->fresh[s->segs[i].tensor][0] += each[i][0];
+        s->fresh[s->segs[i].tensor][1] += each[i][1];
+    }
+    free(each);
+    return st;
+}
+
 static void digest_work(struct fl_work *w)
 {
     struct xfer_source *s = container_of(w, struct xfer_source, digest_work);
 
     memset(s->fresh, 0, s->have->n_pieces * sizeof(*s->fresh));
+    s->digest_err = (struct fl_err){ 0 };
+    if (s->mem[s->slot].on_device) {
+        s->digest_err.status = device_digests(s, &s->digest_err);
+        return;
+    }
     for (size_t i = 0; i < s->have->n_pieces; i++) {
         const struct xfer_piece *p = &s->have->pieces[i];
 
@@ -200,11 +266,14 @@ static void digest_done(struct fl_work *w, enum fl_status st)
 {
     struct xfer_source *s = container_of(w, struct xfer_source, digest_work);
     uint64_t(*old)[2] = s->digests;
-    struct fl_err err = { 0 };
+    struct fl_err err = s->digest_err;
 
+    if (st == FL_OK && err.status != FL_OK)
+        st = fl_wrap(&err, err.status, "the digests of version %" PRIu64, s->number);
+    else if (st != FL_OK)
+        fl_fail(&err, st, "the digests of version %" PRIu64 " were not made", s->number);
     if (st != FL_OK) {
         s->state = SRC_WRITING;
-        fl_fail(&err, st, "the digests of version %" PRIu64 " were not made", s->number);
         wait_over(s, st, &err);
         source_settle(s);
         return;
@@ -470,6 +539,7 @@ static void source_free(struct xfer_source *s)
 {
     free(s->digests);
     free(s->fresh);
+    free(s->segs);
     free(s->image);
     free(s->have_own);
     free(s);

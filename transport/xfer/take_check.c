@@ -282,14 +282,15 @@ static void equal_work(struct fl_work *w)
         const struct xfer_bucket *b = &p->buckets[i];
         const struct take_edge *te = &t->edges[b->edge];
         bool share = p->mode == XFER_SHARE;
-        const void *mem = share ? take_mapped(te, b->from_mem)->addr : t->o.slot.addr;
+        const struct link_mem *mem = share ? take_mapped(te, b->from_mem) : &t->o.slot;
         uint64_t(*again)[2] = calloc(b->n_segs + 1, sizeof(*again));
 
-        if (!again) {
+        if (!again ||
+            link_mem_digest(mem, &p->segs[b->first_seg], b->n_segs, share, again, NULL) != FL_OK) {
             t->equal_differs = t->suspect[i] = true; /* not read is not equal */
+            free(again);
             continue;
         }
-        xfer_bucket_digest(&p->segs[b->first_seg], b->n_segs, mem, share, again);
         t->suspect[i] =
             !share && memcmp(again, t->digests[b->first_seg], b->n_segs * sizeof(*again)) != 0;
         t->equal_differs |= t->suspect[i];

@@ -7,6 +7,7 @@
 #include "transport/xfer/take_priv.h"
 
 enum { KEY_MS = 10000 }; /* a giver that holds still answers at once */
+enum { KEY_PARTS = 64 }; /* 4,096 chunks: 1 TiB */
 
 const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem)
 {
@@ -31,6 +32,14 @@ void take_begin_call(struct take *t, Fl__XferEpoch *epoch, struct call_args *a)
                              .due_ns = fl_loop_now_ns(t->o.port->loop) + KEY_MS * 1000000ull };
 }
 
+/* Memory of which a part is mapped. */
+static struct reach_mem *half_mapped(const struct take_edge *te, uint64_t id)
+{
+    struct reach_mem *m = te->reach->mems;
+
+    return m && m->id == id && fl_seat_ref_same(&m->who, &te->team->members[0].who) ? m : NULL;
+}
+
 static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k,
                                const struct wire_msg *m, struct fl_err *err)
 {
@@ -44,6 +53,9 @@ static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k,
                        v.number, t->o.target.number);
     te->giver_slot = k->slot;
     te->slot_id = k->id - te->next_parcel;
+    te->parts = k->has_blob && k->has_parts ? k->parts : 1;
+    if (k->has_blob && (te->parts > KEY_PARTS || te->part >= te->parts))
+        return fl_fail(err, FL_CORRUPT, "part %u of a key of %u", te->part, te->parts);
     if (!k->has_blob)
         return take_mapped(te, (uint32_t)te->next_parcel)
                    ? FL_OK
@@ -52,17 +64,26 @@ static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k,
     if (k->blob.len != sizeof(key.blob) || m->head.n_fds > WIRE_MAX_FDS)
         return fl_fail(err, FL_CORRUPT, "a key of %zu bytes and %u descriptors", k->blob.len,
                        m->head.n_fds);
-    rm = calloc(1, sizeof(*rm));
+    rm = te->part ? half_mapped(te, k->id) : calloc(1, sizeof(*rm));
     if (!rm)
-        return fl_fail(err, FL_EXHAUSTED, "no memory to map a slot");
+        return te->part
+                   ? fl_fail(err, FL_CORRUPT, "part %u of memory %" PRIu64 ", which was not begun",
+                             te->part, k->id)
+                   : fl_fail(err, FL_EXHAUSTED, "no memory to map a slot");
+    key.part = te->part;
+    key.parts = te->parts;
     memcpy(key.blob, k->blob.data, sizeof(key.blob));
     key.n_fds = m->head.n_fds;
     for (unsigned i = 0; i < key.n_fds; i++)
         key.fds[i] = m->fds[i]; /* map() duplicates or maps: they are closed after the callback */
     if (te->reach->line->ops->map(te->reach->line->k, &key, false, &rm->mem, err) != FL_OK) {
+        if (te->part)
+            te->reach->mems = rm->next; /* the first of the list: see half_mapped() */
         free(rm);
         return err->status;
     }
+    if (te->part)
+        return FL_OK;
     for (struct reach_mem *old = te->reach->mems; old;
          old = old->next) /* the same memory by an older key */
         if ((uint32_t)old->id == (uint32_t)k->id &&
@@ -103,7 +124,10 @@ static void edge_on_key(struct call_op *op, enum fl_status st, const struct wire
         take_fail(t, te, te->e->first_bucket, st, &err);
         return;
     }
-    te->next_parcel++; /* here: the next memory to ask for */
+    if (++te->part >= te->parts) {
+        te->part = 0;
+        te->next_parcel++; /* here: the next memory to ask for */
+    }
     take_next_key(te);
 }
 
@@ -126,7 +150,10 @@ static void key_ask(struct take_edge *te, struct call_peer *peer)
     k.edge = te->team->giver_edge;
     k.mem = mem;
     k.have = have;
-    for (struct reach_mem *m = te->reach->mems; m && k.n_have < XFER_KEYS_KEPT; m = m->next)
+    k.has_part = true;
+    k.part = te->part;
+    for (struct reach_mem *m = te->part ? NULL : te->reach->mems; m && k.n_have < XFER_KEYS_KEPT;
+         m = m->next)
         if (fl_seat_ref_same(&m->who, &te->team->members[0].who))
             have[k.n_have++] =
                 m->id; /* the giver says whether the one that it gives is among them */

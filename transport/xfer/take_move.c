@@ -198,9 +198,46 @@ static enum fl_status edge_recv(struct take_edge *te, struct take_op *o, struct 
     return ops->recv(te->reach->line->k, 0, span, &o->op, err);
 }
 
+/* The link spreads out: a bucket at a time, as many under way as are pulled. */
+static void edge_casts(struct take_edge *te)
+{
+    struct take *t = te->take;
+
+    while (te->bucket < te->e->n_buckets) {
+        uint32_t at = te->e->first_bucket + te->bucket;
+        const struct xfer_bucket *b = &t->o.part->buckets[at];
+        struct take_op *o = free_op(te);
+        struct fl_err err = { 0 };
+        enum fl_status st;
+
+        if (!o)
+            return;
+        memset(t->digests[b->first_seg], 0, b->n_segs * sizeof(t->digests[0]));
+        o->op = (struct link_op){ .done = edge_on_pulled };
+        o->bucket = at;
+        st = te->reach->line->ops->cast_segs(te->reach->line->k, 0, &t->o.slot,
+                                             &t->o.part->segs[b->first_seg], b->n_segs,
+                                             &t->digests[b->first_seg], &o->op, &err);
+        if (take_wait_again(te, st))
+            return;
+        if (st != FL_OK) {
+            take_fail(t, te, at, st, &err);
+            return;
+        }
+        o->busy = true;
+        te->in_flight++;
+        te->bucket++;
+    }
+}
+
 void take_receive(struct take_edge *te)
 {
     struct fl_err err = { 0 };
+
+    if (te->reach->line->ops->caps & LINK_SEGS) {
+        edge_casts(te);
+        return;
+    }
 
     while (edge_cut(te, &err)) {
         struct take_op *o = free_op(te);
@@ -234,7 +271,7 @@ static void disk_work(struct fl_work *w)
 
     memset(t->digests[first->first_seg], 0, n * sizeof(t->digests[0]));
     (void)delta_take(t->delta_dir, t->o.local_dir, t->o.target.number, t->o.part,
-                     &t->o.part->segs[first->first_seg], n, t->o.slot.addr,
+                     &t->o.part->segs[first->first_seg], n, &t->o.slot,
                      &t->digests[first->first_seg], &te->disk_err);
 }
 

@@ -2,6 +2,7 @@
  *
  * take.c edges and life, take_key.c the way to givers, take_move.c bytes, take_check.c digests */
 #pragma once
+#include "transport/link/dev.h"
 #include "transport/xfer/take.h"
 
 struct take_op { /* one bucket pulled, or one parcel received */
@@ -22,6 +23,7 @@ struct take_edge {
     struct call_op call; /* KEY */
     bool dialing, calling, started, in;
     uint32_t giver_slot;
+    uint32_t part, parts; /* of the key that is asked for: one message holds so many descriptors */
     uint64_t slot_id; /* of the giver's memory 0 in that slot */
     uint32_t bucket, n_in; /* bucket: next one to start, counted from the edge's first */
     struct parcels parcels;

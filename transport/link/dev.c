@@ -1,0 +1,637 @@
+#include "transport/link/dev_priv.h"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "common/base/fault.h"
+#include "common/base/str.h"
+#include "kernels/digest.h"
+#include "transport/link/link_priv.h"
+
+enum { CHUNK_BYTES = 256 << 20 }; /* 16 GiB remap in 3.4 ms; of 64 MiB in 12 ms */
+static struct link_dev *devices;
+static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_uint handles_opened;
+
+/* ==== devices ================================================================================= */
+static enum fl_status dev_open(const char *uuid, struct link_dev **out, struct fl_err *err)
+{
+    struct link_dev *d = calloc(1, sizeof(*d));
+    enum fl_status st;
+
+    if (!d)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for device %s", uuid);
+    (void)FL_COPY(d->uuid, uuid);
+    st = gpu_pick(&d->gpu, err);
+    if (st == FL_OK)
+        st = d->gpu->open(uuid, &d->g, err);
+    if (st == FL_OK)
+        st = d->gpu->stream(d->g, &d->stream, err);
+    if (st == FL_OK)
+        st = d->gpu->pin(d->g, DEV_BOUNCE_BYTES, &d->bounce, err);
+    if (st != FL_OK) {
+        if (d->stream)
+            d->gpu->stream_free(d->stream);
+        if (d->g)
+            d->gpu->close(d->g);
+        free(d);
+        return fl_wrap(err, st, "open device %s", uuid);
+    }
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_mutex_init(&d->service, NULL);
+    *out = d;
+    return FL_OK;
+}
+
+enum fl_status link_dev_get(const char *uuid, struct link_dev **out, struct fl_err *err)
+{
+    enum fl_status st = FL_OK;
+
+    pthread_mutex_lock(&devices_lock);
+    struct link_dev *d = devices;
+
+    while (d && strcmp(d->uuid, uuid) != 0)
+        d = d->next;
+    if (!d) {
+        st = dev_open(uuid, &d, err);
+        if (st == FL_OK) {
+            d->next = devices;
+            devices = d;
+        }
+    }
+    pthread_mutex_unlock(&devices_lock);
+    if (st == FL_OK)
+        *out = d;
+    return st;
+}
+
+const struct link_pages *link_pages_of(const struct link_mem *mem)
+{
+    const struct link_pages *p = mem->impl;
+
+    return mem->on_device && p && p->magic == LINK_PAGES ? p : NULL;
+}
+
+static enum fl_status dev_of(const struct link_mem *mem, struct link_dev **out, struct fl_err *err)
+{
+    const struct link_pages *p = link_pages_of(mem);
+
+    if (!p)
+        return fl_fail(err, FL_INVALID, "memory at %p: nobody said on which device it is",
+                       mem->addr);
+    return link_dev_get(p->uuid, out, err);
+}
+
+/* ==== slots =================================================================================== */
+struct own_slot {
+    struct link_pages pages;
+    bool foreign;
+    uint64_t reserved_bytes;
+    struct gpu_chunk *chunks;
+    int *fds;
+    unsigned n_mapped;
+};
+
+static struct own_slot *own_slot_of(const struct link_mem *mem)
+{
+    const struct link_pages *p = link_pages_of(mem);
+
+    return p ? container_of(p, struct own_slot, pages) : NULL;
+}
+
+static void slot_drop(struct link_dev *d, struct own_slot *o, uint64_t addr)
+{
+    pthread_mutex_lock(&d->lock);
+    for (unsigned i = 0; i < o->n_mapped; i++)
+        (void)d->gpu->unmap(d->g, addr + i * o->chunks[0].bytes, o->chunks[0].bytes, NULL);
+    for (unsigned i = 0; i < o->pages.n_chunks; i++) {
+        if (o->fds[i] >= 0)
+            close(o->fds[i]);
+        if (o->chunks[i].bytes)
+            d->gpu->chunk_release(d->g, &o->chunks[i]);
+    }
+    if (addr)
+        d->gpu->unreserve(d->g, addr, o->reserved_bytes);
+    pthread_mutex_unlock(&d->lock);
+    free(o->chunks);
+    free(o->fds);
+    free(o);
+}
+
+static enum fl_status slot_fill(struct link_dev *d, struct own_slot *o, uint64_t chunk,
+                                uint64_t *addr, struct fl_err *err)
+{
+    FL_TRY(d->gpu->reserve(d->g, o->reserved_bytes, addr, err));
+    for (unsigned i = 0; i < o->pages.n_chunks; i++) {
+        FL_TRY(d->gpu->chunk_create(d->g, chunk, &o->chunks[i], err));
+        FL_TRY(d->gpu->map(d->g, *addr + i * chunk, &o->chunks[i], true, err));
+        o->n_mapped++;
+        FL_TRY(d->gpu->chunk_export(d->g, &o->chunks[i], &o->fds[i], err));
+    }
+    return FL_OK;
+}
+
+static enum fl_status say_full(struct link_dev *d, uint64_t bytes, struct fl_err *err)
+{
+    uint64_t left = 0, all = 0;
+    char want[16], has[16];
+
+    if (!err || d->gpu->memory(d->g, &left, &all, NULL) != FL_OK)
+        return FL_EXHAUSTED;
+    return fl_fail(err, FL_EXHAUSTED,
+                   "device %s has %s left, a second slot for the weights takes %s; with one slot "
+                   "it is not needed: "
+                   "the engine then serves nothing while it is updated",
+                   d->uuid, fl_bytes_text(has, left), fl_bytes_text(want, bytes));
+}
+
+enum fl_status link_dev_alloc(const char *uuid, uint64_t bytes, struct link_mem *out,
+                              struct fl_err *err)
+{
+    struct link_dev *d;
+    uint64_t addr = 0;
+
+    FL_TRY(link_dev_get(uuid, &d, err));
+    uint64_t grain = d->gpu->info(d->g)->granularity_bytes,
+             whole = ((bytes ? bytes : 1) + grain - 1) / grain * grain;
+    uint64_t chunk = whole < CHUNK_BYTES ? whole : CHUNK_BYTES;
+    uint32_t n = (uint32_t)((whole + chunk - 1) / chunk);
+    struct own_slot *o = calloc(1, sizeof(*o));
+
+    if (!o)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a slot");
+    *o = (struct own_slot){ .pages = { .magic = LINK_PAGES, .n_chunks = n },
+                            .reserved_bytes = n * chunk,
+                            .chunks = calloc(n, sizeof(*o->chunks)),
+                            .fds = malloc(n * sizeof(*o->fds)) };
+    (void)FL_COPY(o->pages.uuid, uuid);
+    o->pages.fds = o->fds;
+    enum fl_status st =
+        o->chunks && o->fds ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for %u chunks", n);
+
+    for (unsigned i = 0; st == FL_OK && i < n; i++)
+        o->fds[i] = -1;
+    if (st != FL_OK) {
+        o->pages.n_chunks = 0;
+        slot_drop(d, o, 0);
+        return st;
+    }
+    pthread_mutex_lock(&d->lock);
+    st = slot_fill(d, o, chunk, &addr, err);
+    if (st == FL_EXHAUSTED)
+        (void)say_full(d, bytes, err);
+    pthread_mutex_unlock(&d->lock);
+    if (st != FL_OK) {
+        slot_drop(d, o, addr);
+        return st;
+    }
+    *out = (struct link_mem){ .addr = (void *)(uintptr_t)addr,
+                              .bytes = bytes,
+                              .chunk_bytes = chunk,
+                              .on_device = true,
+                              .impl = &o->pages };
+    return FL_OK;
+}
+
+enum fl_status link_dev_foreign(const char *uuid, uint64_t addr, uint64_t bytes,
+                                struct link_mem *out, struct fl_err *err)
+{
+    struct own_slot *o = calloc(1, sizeof(*o));
+
+    if (!o)
+        return fl_fail(err, FL_EXHAUSTED, "no memory to describe a slot");
+    *o = (struct own_slot){ .pages = { .magic = LINK_PAGES }, .foreign = true };
+    if (!FL_COPY(o->pages.uuid, uuid)) {
+        free(o);
+        return fl_fail(err, FL_INVALID, "%.60s is not the name of a device", uuid);
+    }
+    *out = (struct link_mem){
+        .addr = (void *)(uintptr_t)addr, .bytes = bytes, .on_device = true, .impl = &o->pages
+    };
+    return FL_OK;
+}
+
+void link_dev_free(struct link_mem *mem)
+{
+    struct own_slot *o = own_slot_of(mem);
+    struct link_dev *d;
+
+    if (!o)
+        return;
+    if (o->foreign)
+        free(o);
+    else if (link_dev_get(o->pages.uuid, &d, NULL) == FL_OK)
+        slot_drop(d, o, dev_addr(mem->addr));
+    *mem = (struct link_mem){ 0 };
+}
+
+/* ---- addresses that stay ---- */
+static enum fl_status remap(struct link_dev *d, uint64_t addr, const struct own_slot *o,
+                            struct fl_err *err)
+{
+    for (unsigned i = 0; i < o->pages.n_chunks; i++)
+        FL_TRY(d->gpu->map(d->g, addr + i * o->chunks[i].bytes, &o->chunks[i], true, err));
+    return FL_OK;
+}
+
+static enum fl_status unmap_all(struct link_dev *d, uint64_t addr, struct own_slot *o,
+                                struct fl_err *err)
+{
+    for (; o->n_mapped; o->n_mapped--)
+        FL_TRY(d->gpu->unmap(d->g, addr + (o->n_mapped - 1) * o->chunks[0].bytes,
+                             o->chunks[0].bytes, err));
+    return FL_OK;
+}
+
+static void swap_chunks(struct own_slot *a, struct own_slot *b)
+{
+    struct gpu_chunk *chunks = a->chunks;
+    int *fds = a->fds;
+
+    a->chunks = b->chunks;
+    b->chunks = chunks;
+    a->fds = b->fds;
+    b->fds = fds;
+    a->pages.fds = a->fds;
+    b->pages.fds = b->fds;
+}
+
+static enum fl_status map_both(struct link_dev *d, uint64_t ap, struct own_slot *a, uint64_t bp,
+                               struct own_slot *b, struct fl_err *err)
+{
+    FL_TRY(remap(d, ap, a, err));
+    a->n_mapped = a->pages.n_chunks;
+    FL_TRY(remap(d, bp, b, err));
+    b->n_mapped = b->pages.n_chunks;
+    return FL_OK;
+}
+
+enum fl_status link_dev_exchange(struct link_mem *p, struct link_mem *q, struct fl_err *err)
+{
+    struct own_slot *a = own_slot_of(p), *b = own_slot_of(q);
+    struct link_dev *d;
+    enum fl_status st;
+
+    if (!a || !b || a->foreign || b->foreign || a->reserved_bytes != b->reserved_bytes ||
+        strcmp(a->pages.uuid, b->pages.uuid) != 0)
+        return fl_fail(err, FL_INVALID,
+                       "slots of %llu and %llu bytes: only two of ours, of one size on one device, "
+                       "can change places",
+                       (unsigned long long)p->bytes, (unsigned long long)q->bytes);
+    FL_TRY(link_dev_get(a->pages.uuid, &d, err));
+    uint64_t ap = dev_addr(p->addr), bp = dev_addr(q->addr);
+
+    pthread_mutex_lock(&d->lock);
+    st = unmap_all(d, ap, a, err);
+    if (st == FL_OK)
+        st = unmap_all(d, bp, b, err);
+    if (st == FL_OK) {
+        swap_chunks(a, b);
+        st = map_both(d, ap, a, bp, b, err);
+    }
+    if (st != FL_OK && a->n_mapped != a->pages.n_chunks)
+        fl_wrap(err, st, "the weights at %p are not mapped any more", p->addr);
+    pthread_mutex_unlock(&d->lock);
+    return st;
+}
+
+/* ==== what belongs to others ================================================================== */
+struct dev_opened {
+    struct dev_opened *next;
+    struct gpu_handle h;
+    uint64_t addr;
+    unsigned users;
+};
+
+enum fl_status dev_handle_open(struct link_dev *d, const struct gpu_handle *h, uint64_t *addr,
+                               struct fl_err *err)
+{
+    struct dev_opened *o;
+    enum fl_status st = FL_OK;
+
+    pthread_mutex_lock(&d->lock);
+    for (o = d->opened; o && memcmp(&o->h, h, sizeof(*h)) != 0; o = o->next)
+        ;
+    if (!o) {
+        o = calloc(1, sizeof(*o));
+        st = o ? d->gpu->ipc_open(d->g, h, &o->addr, err)
+               : fl_fail(err, FL_EXHAUSTED, "no memory for a handle");
+        if (st == FL_OK) {
+            atomic_fetch_add(&handles_opened, 1);
+            o->h = *h;
+            o->next = d->opened;
+            d->opened = o;
+        } else {
+            free(o);
+        }
+    }
+    if (st == FL_OK) {
+        o->users++;
+        *addr = o->addr;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return st;
+}
+
+void dev_handle_close(struct link_dev *d, uint64_t addr)
+{
+    pthread_mutex_lock(&d->lock);
+    for (struct dev_opened **at = &d->opened; *at; at = &(*at)->next) {
+        struct dev_opened *o = *at;
+
+        if (o->addr != addr)
+            continue;
+        if (--o->users == 0) {
+            d->gpu->ipc_close(d->g, addr);
+            *at = o->next;
+            free(o);
+        }
+        break;
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+unsigned dev_handles_opened(void)
+{
+    return atomic_load(&handles_opened);
+}
+
+enum fl_status dev_map_chunks(struct link_dev *d, uint64_t addr, const int *fds, unsigned n,
+                              uint64_t each, bool writable, struct fl_err *err)
+{
+    enum fl_status st = FL_OK;
+    unsigned i = 0;
+
+    pthread_mutex_lock(&d->lock);
+    for (; i < n && st == FL_OK; i++) {
+        struct gpu_chunk c;
+
+        st = FL_FAULT("link.ipc.import") ? fl_fail(err, FL_DENIED, "fault link.ipc.import")
+                                         : d->gpu->chunk_import(d->g, fds[i], each, &c, err);
+        if (st != FL_OK)
+            break;
+        st = d->gpu->map(d->g, addr + i * each, &c, writable, err);
+        d->gpu->chunk_release(d->g, &c); /* lives on while it is mapped */
+        if (st != FL_OK)
+            break;
+    }
+    for (unsigned k = 0; st != FL_OK && k < i; k++)
+        (void)d->gpu->unmap(d->g, addr + k * each, each, NULL);
+    pthread_mutex_unlock(&d->lock);
+    return st;
+}
+
+/* ==== tables of pieces ======================================================================== */
+enum fl_status dev_table_make(struct link_dev *d, struct gpu_stream *s, const struct link_seg *segs,
+                              size_t n, enum dev_side side, struct dev_table *out,
+                              struct fl_err *err)
+{
+    struct kernel_piece *whole = malloc((n + 1) * sizeof(*whole)), *cut = NULL;
+    enum fl_status st = FL_OK;
+    struct dev_table t = { 0 };
+
+    for (size_t i = 0; whole && i < n; i++) {
+        memcpy(&whole[i], &segs[i], sizeof(*whole));
+        whole[i].tensor = (uint32_t)i; /* digests are one a segment */
+        if (side == DEV_TO) {
+            whole[i].from_off = segs[i].to_off;
+            whole[i].from_step = segs[i].to_step;
+        }
+    }
+    if (whole)
+        t.n = kernel_pieces_cut(whole, n, KERNEL_NO_CAST, NULL);
+    cut = malloc((t.n + 1) * sizeof(*cut));
+    if (!whole || !cut)
+        st = fl_fail(err, FL_EXHAUSTED, "no memory for a table of %zu segments", n);
+    if (st == FL_OK) {
+        kernel_pieces_cut(whole, n, KERNEL_NO_CAST, cut);
+        pthread_mutex_lock(&d->lock);
+        st = d->gpu->alloc(d->g, (t.n + 1) * sizeof(*cut), &t.addr, err);
+        if (st == FL_OK) /* not pinned: read before the call returns */
+            st = d->gpu->copy(s, t.addr, dev_addr(cut), t.n * sizeof(*cut), err);
+        pthread_mutex_unlock(&d->lock);
+    }
+    free(whole);
+    free(cut);
+    if (st == FL_OK)
+        *out = t;
+    else
+        dev_table_free(d, &t);
+    return st;
+}
+
+void dev_table_free(struct link_dev *d, struct dev_table *t)
+{
+    if (!t->addr)
+        return;
+    pthread_mutex_lock(&d->lock);
+    d->gpu->free(d->g, t->addr);
+    pthread_mutex_unlock(&d->lock);
+    *t = (struct dev_table){ 0 };
+}
+
+/* ==== for those who may wait ================================================================== */
+static enum fl_status range_fits(const struct link_mem *mem, uint64_t off, uint64_t bytes,
+                                 struct fl_err *err)
+{
+    if (off <= mem->bytes && bytes <= mem->bytes - off)
+        return FL_OK;
+    return fl_fail(err, FL_INVALID, "bytes %llu to %llu of a memory of %llu",
+                   (unsigned long long)off, (unsigned long long)(off + bytes),
+                   (unsigned long long)mem->bytes);
+}
+
+/* All of them queued, one wait: what costs is the wait. */
+static enum fl_status bounce_runs(const struct link_mem *mem, const struct link_run *runs, size_t n,
+                                  void *host, bool read, struct fl_err *err)
+{
+    uint64_t all = 0;
+    struct link_dev *d;
+    enum fl_status st = FL_OK;
+
+    FL_TRY(dev_of(mem, &d, err));
+    for (size_t i = 0; i < n; i++) {
+        FL_TRY(range_fits(mem, runs[i].off, runs[i].bytes, err));
+        all += runs[i].bytes;
+        if (runs[i].bytes > DEV_BOUNCE_BYTES || all > DEV_BOUNCE_BYTES)
+            return fl_fail(err, FL_INVALID, "runs of more than %d bytes at a time",
+                           DEV_BOUNCE_BYTES);
+    }
+    pthread_mutex_lock(&d->service);
+    if (!read)
+        memcpy(d->bounce, host, all);
+    all = 0;
+    for (size_t i = 0; i < n && st == FL_OK; i++) {
+        uint64_t here = dev_addr(d->bounce) + all, there = dev_addr(mem->addr) + runs[i].off;
+
+        st = d->gpu->copy(d->stream, read ? here : there, read ? there : here, runs[i].bytes, err);
+        all += runs[i].bytes;
+    }
+    enum fl_status ended = d->gpu->stream_sync(d->stream, st == FL_OK ? err : NULL);
+
+    if (st == FL_OK)
+        st = ended;
+    if (st == FL_OK && read)
+        memcpy(host, d->bounce, all);
+    pthread_mutex_unlock(&d->service);
+    return st;
+}
+
+static enum fl_status through_bounce(const struct link_mem *mem, uint64_t off, void *host,
+                                     uint64_t bytes, bool read, struct fl_err *err)
+{
+    for (uint64_t at = 0; at < bytes; at += DEV_BOUNCE_BYTES) {
+        struct link_run r = { off + at,
+                              bytes - at < DEV_BOUNCE_BYTES ? bytes - at : DEV_BOUNCE_BYTES };
+
+        FL_TRY(bounce_runs(mem, &r, 1, (char *)host + at, read, err));
+    }
+    return FL_OK;
+}
+
+enum fl_status link_mem_get(const struct link_mem *mem, const struct link_run *runs, size_t n,
+                            void *to, struct fl_err *err)
+{
+    char *at = to;
+
+    if (mem->on_device)
+        return bounce_runs(mem, runs, n, to, true, err);
+    for (size_t i = 0; i < n; at += runs[i++].bytes)
+        FL_TRY(link_mem_read(mem, runs[i].off, at, runs[i].bytes, err));
+    return FL_OK;
+}
+
+enum fl_status link_mem_put(const struct link_mem *mem, const struct link_run *runs, size_t n,
+                            const void *from, struct fl_err *err)
+{
+    const char *at = from;
+
+    if (mem->on_device)
+        return bounce_runs(mem, runs, n, (void *)(uintptr_t)from, false, err);
+    for (size_t i = 0; i < n; at += runs[i++].bytes)
+        FL_TRY(link_mem_write(mem, runs[i].off, at, runs[i].bytes, err));
+    return FL_OK;
+}
+
+enum fl_status link_mem_read(const struct link_mem *mem, uint64_t off, void *to, uint64_t bytes,
+                             struct fl_err *err)
+{
+    FL_TRY(range_fits(mem, off, bytes, err));
+    if (mem->on_device)
+        return through_bounce(mem, off, to, bytes, true, err);
+    memcpy(to, (const char *)mem->addr + off, bytes);
+    return FL_OK;
+}
+
+enum fl_status link_mem_write(const struct link_mem *mem, uint64_t off, const void *from,
+                              uint64_t bytes, struct fl_err *err)
+{
+    FL_TRY(range_fits(mem, off, bytes, err));
+    if (mem->on_device)
+        return through_bounce(mem, off, (void *)(uintptr_t)from, bytes, false, err);
+    memcpy((char *)mem->addr + off, from, bytes);
+    return FL_OK;
+}
+
+static void digest_host(const struct link_mem *mem, const struct link_seg *segs, size_t n,
+                        bool from, uint64_t (*digests)[2])
+{
+    for (size_t i = 0; i < n; i++)
+        for (uint32_t r = 0; r < segs[i].rows; r++) {
+            uint64_t off = from ? segs[i].from_off + r * segs[i].from_step
+                                : segs[i].to_off + r * segs[i].to_step;
+
+            kernel_digest_add(digests[i], (const char *)mem->addr + off, segs[i].run_bytes,
+                              segs[i].first_byte + r * segs[i].byte_step);
+        }
+}
+
+/* sums: device memory for n pairs; back: as many on the host. */
+static enum fl_status digest_run(struct link_dev *d, const struct link_mem *mem,
+                                 const struct dev_table *t, uint64_t sums, uint64_t (*back)[2],
+                                 size_t n, struct fl_err *err)
+{
+    struct kernel_move_args a = {
+        .pieces = t->addr, .n = t->n, .from = dev_addr(mem->addr), .digests = sums
+    };
+
+    FL_TRY(d->gpu->fill(d->stream, sums, 0, n * sizeof(*back), err));
+    pthread_mutex_lock(&d->lock);
+    enum fl_status st = kernel_move_start(d->gpu, d->g, d->stream, &a, err);
+
+    pthread_mutex_unlock(&d->lock);
+    if (st == FL_OK)
+        st = d->gpu->copy(d->stream, dev_addr(back), sums, n * sizeof(*back), err);
+    return st == FL_OK ? d->gpu->stream_sync(d->stream, err) : st;
+}
+
+enum fl_status link_mem_digest(const struct link_mem *mem, const struct link_seg *segs, size_t n,
+                               bool from, uint64_t (*digests)[2], struct fl_err *err)
+{
+    struct dev_table t = { 0 };
+    struct link_dev *d;
+    uint64_t sums = 0, (*back)[2], bytes;
+
+    FL_TRY(link_check_side(segs, n, mem->bytes, from, &bytes, err));
+    if (!mem->on_device) {
+        digest_host(mem, segs, n, from, digests);
+        return FL_OK;
+    }
+    FL_TRY(dev_of(mem, &d, err));
+    back = malloc((n + 1) * sizeof(*back));
+    if (!back)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for %zu digests", n);
+    pthread_mutex_lock(&d->service);
+    pthread_mutex_lock(&d->lock);
+    enum fl_status st = d->gpu->alloc(d->g, (n + 1) * sizeof(*back), &sums, err);
+
+    pthread_mutex_unlock(&d->lock);
+    if (st == FL_OK)
+        st = dev_table_make(d, d->stream, segs, n, from ? DEV_FROM : DEV_TO, &t, err);
+    if (st == FL_OK)
+        st = digest_run(d, mem, &t, sums, back, n, err);
+    for (size_t i = 0; st == FL_OK && i < n; i++) {
+        digests[i][0] += back[i][0];
+        digests[i][1] += back[i][1];
+    }
+    dev_table_free(d, &t);
+    struct dev_table s = { .addr = sums };
+
+    dev_table_free(d, &s);
+    pthread_mutex_unlock(&d->service);
+    free(back);
+    return st;
+}
+
+/* ==== places ================================================================================== */
+uint64_t link_gpu_id(const char *uuid)
+{
+    uint64_t h = 0xcbf29ce484222325ull; /* FNV-1a */
+
+    for (; *uuid; uuid++)
+        h = (h ^ (unsigned char)*uuid) * 0x100000001b3ull;
+    return h;
+}
+
+enum fl_status link_place_device(struct link_place *p, const char *uuid,
+                                 const struct gpu_found *found, size_t n, struct fl_err *err)
+{
+    char text[160] = "";
+    struct fl_str list = FL_STR_ON(text);
+
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(found[i].info.uuid, uuid) != 0) {
+            fl_str_add(&list, "%s%s", list.len ? ", " : "", found[i].info.uuid);
+            continue;
+        }
+        (void)FL_COPY(p->gpu_uuid, uuid);
+        p->unified = found[i].info.integrated;
+        p->vmm_fd = found[i].fd_shares;
+        p->legacy_ipc = found[i].handle_shares;
+        p->n_gpu_peers = 0;
+        for (size_t k = 0; k < n && p->n_gpu_peers < LINK_PEERS; k++)
+            if (k != i && (found[i].peers >> k & 1))
+                p->gpu_peers[p->n_gpu_peers++] = link_gpu_id(found[k].info.uuid);
+        return FL_OK;
+    }
+    return fl_fail(err, FL_NOT_FOUND, "no device %s here; there are: %s", uuid, n ? text : "none");
+}

@@ -1,0 +1,44 @@
+/* transport/link/dev_priv.h - an open device, for the links that use it */
+#pragma once
+#include <pthread.h>
+#include "kernels/launch.h"
+#include "transport/link/dev.h"
+
+struct link_dev {
+    struct link_dev *next;
+    char uuid[GPU_UUID_BYTES];
+    const struct gpu_ops *gpu;
+    struct gpu *g;
+    pthread_mutex_t
+        lock; /* around calls that change g: launch, alloc, pin, map. Never while waiting */
+    pthread_mutex_t service; /* of what follows, for one who waits */
+    struct gpu_stream *stream;
+    void *bounce; /* pinned */
+    struct dev_opened *opened;
+};
+enum { DEV_BOUNCE_BYTES = 8 << 20 };
+/* Opens it at first, which blocks; stays open. */
+enum fl_status link_dev_get(const char *uuid, struct link_dev **out, struct fl_err *err);
+static inline uint64_t dev_addr(const void *p)
+{
+    return (uint64_t)(uintptr_t)p;
+}
+
+/* A table of pieces on the device; tensor of each is its segment. */
+struct dev_table {
+    uint64_t addr, n;
+};
+enum dev_side { DEV_MOVE, DEV_FROM, DEV_TO }; /* both, or offsets of one side alone */
+enum fl_status dev_table_make(struct link_dev *d, struct gpu_stream *s, const struct link_seg *segs,
+                              size_t n, enum dev_side side, struct dev_table *out,
+                              struct fl_err *err);
+void dev_table_free(struct link_dev *d, struct dev_table *t);
+
+/* A handle is opened once in a process, however often it comes. */
+enum fl_status dev_handle_open(struct link_dev *d, const struct gpu_handle *h, uint64_t *addr,
+                               struct fl_err *err);
+void dev_handle_close(struct link_dev *d, uint64_t addr);
+unsigned dev_handles_opened(void); /* since the start: tests count them */
+/* Chunks of descriptors at addresses of their own: n of each bytes from the first_th on. */
+enum fl_status dev_map_chunks(struct link_dev *d, uint64_t addr, const int *fds, unsigned n,
+                              uint64_t each, bool writable, struct fl_err *err);
