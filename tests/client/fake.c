@@ -39,7 +39,10 @@ struct guest { /* a stream to the daemon */
     struct call_peer *call;
     struct guest *next;
 };
-struct metric { char name[128]; double value; };
+struct metric {
+    char name[128];
+    double value;
+};
 struct fake {
     struct fl_loop *loop;
     pthread_t thread;
@@ -102,7 +105,11 @@ static struct worker *worker_of(struct fake *f, const char *role, uint32_t rank,
 }
 
 /* ---- members -------------------------------------------------------------------------------- */
-struct where_pb { Fl__Where w; Fl__SeatRef who; uint8_t id[28]; };
+struct where_pb {
+    Fl__Where w;
+    Fl__SeatRef who;
+    uint8_t id[28];
+};
 
 static void where_fill(const struct worker *w, struct where_pb *p)
 {
@@ -167,8 +174,13 @@ static void tell_driver(struct fake *f)
 /* ---- programs ------------------------------------------------------------------------------- */
 static int worker_seat(struct worker *w)
 {
-    struct seat_words s = { .role = w->role, .rank = w->rank, .world = w->world, .attempt = w->attempt,
-                            .daemon_sock = w->f->sock, .peer_sock = w->sock, .run_dir = w->dir };
+    struct seat_words s = { .role = w->role,
+                            .rank = w->rank,
+                            .world = w->world,
+                            .attempt = w->attempt,
+                            .daemon_sock = w->f->sock,
+                            .peer_sock = w->sock,
+                            .run_dir = w->dir };
 
     snprintf(w->dir, sizeof(w->dir), "%s/%u-%s.%u", t_tmp(), w->f->number, w->name, w->attempt);
     mkdir(w->dir, 0700);
@@ -217,7 +229,8 @@ static void worker_exited(void *arg, unsigned events)
     w->watch = NULL;
     w->pidfd = -1;
     w->pid = 0;
-    snprintf(w->why, sizeof(w->why), info.si_code == CLD_EXITED ? "exit code %d" : "signal %d", info.si_status);
+    snprintf(w->why, sizeof(w->why), info.si_code == CLD_EXITED ? "exit code %d" : "signal %d",
+             info.si_status);
     pthread_mutex_lock(&w->f->mu);
     w->f->n_running--;
     changed(w->f);
@@ -248,7 +261,8 @@ static void worker_spawn(struct worker *w)
     close(fd);
     w->pidfd = pidfd_open(w->pid, 0);
     t_true(w->pidfd >= 0);
-    t_true(fl_watch_create(w->f->loop, w->pidfd, POLLIN, worker_exited, w, &w->watch, NULL) == FL_OK);
+    t_true(fl_watch_create(w->f->loop, w->pidfd, POLLIN, worker_exited, w, &w->watch, NULL) ==
+           FL_OK);
     pthread_mutex_lock(&w->f->mu);
     w->f->n_running++;
     pthread_mutex_unlock(&w->f->mu);
@@ -335,7 +349,8 @@ static void serve_find(void *service, struct call_req *req, const struct wire_ms
         answer_with(req, FL_NOT_FOUND, "the job has no such rank");
     } else {
         where_fill(w, &p);
-        call_reply(req, (struct fl_bytes){ body, fl__where__pack(&p.w, body) }, (struct fl_bytes){ 0 });
+        call_reply(req, (struct fl_bytes){ body, fl__where__pack(&p.w, body) },
+                   (struct fl_bytes){ 0 });
     }
     fl__find__free_unpacked(pb, NULL);
 }
@@ -742,14 +757,16 @@ static void begin_seat(struct client_sync *s)
 int fake_seat(struct fake *f, const char *role, uint32_t rank, uint32_t world, uint32_t attempt)
 {
     uint64_t fd = 0;
-    struct doing d = { .f = f, .role = role, .rank = rank, .number = attempt, .bytes = world, .out = &fd };
+    struct doing d = {
+        .f = f, .role = role, .rank = rank, .number = attempt, .bytes = world, .out = &fd
+    };
 
     client_sync_run(f->loop, &d.sync, begin_seat, NULL);
     return (int)fd;
 }
 
-enum fl_status fake_join(struct fake *f, const char *role, uint32_t rank, uint32_t world, uint32_t attempt,
-                         struct furlong **out, struct fl_err *err)
+enum fl_status fake_join(struct fake *f, const char *role, uint32_t rank, uint32_t world,
+                         uint32_t attempt, struct furlong **out, struct fl_err *err)
 {
     struct client_seat seat = { 0 };
     int fd = fake_seat(f, role, rank, world, attempt);
@@ -831,7 +848,8 @@ void fake_stop(struct fake *f, const char *role, uint32_t rank, uint32_t budget_
     client_sync_run(f->loop, &d.sync, begin_stop, NULL);
 }
 
-static void squeezed(struct call_op *op, enum fl_status st, const struct wire_msg *reply, const struct fl_err *err)
+static void squeezed(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
+                     const struct fl_err *err)
 {
     struct doing *d = container_of(op, struct doing, op);
 
@@ -859,8 +877,8 @@ static void begin_squeeze(struct client_sync *s)
         client_sync_end(s, st, &err);
 }
 
-enum fl_status fake_squeeze(struct fake *f, const char *role, uint32_t rank, uint64_t bytes, uint64_t *out,
-                            struct fl_err *err)
+enum fl_status fake_squeeze(struct fake *f, const char *role, uint32_t rank, uint64_t bytes,
+                            uint64_t *out, struct fl_err *err)
 {
     struct doing d = { .f = f, .role = role, .rank = rank, .bytes = bytes, .out = out };
 
@@ -886,13 +904,13 @@ void fake_kill(struct fake *f, const char *role, uint32_t rank, int signal)
     client_sync_run(f->loop, &d.sync, begin_kill, NULL);
 }
 
-#define WAIT_FOR(f, cond)                                                                         \
-    do {                                                                                          \
-        struct timespec until_ = client_until(WAIT_MS);                                           \
-        bool late_ = false;                                                                       \
-        pthread_mutex_lock(&(f)->mu);                                                             \
-        while (!(cond) && !late_)                                                                 \
-            late_ = !client_cond_wait(&(f)->changed, &(f)->mu, WAIT_MS, &until_);                 \
+#define WAIT_FOR(f, cond)                                                                          \
+    do {                                                                                           \
+        struct timespec until_ = client_until(WAIT_MS);                                            \
+        bool late_ = false;                                                                        \
+        pthread_mutex_lock(&(f)->mu);                                                              \
+        while (!(cond) && !late_)                                                                  \
+            late_ = !client_cond_wait(&(f)->changed, &(f)->mu, WAIT_MS, &until_);                  \
     } while (0)
 
 unsigned fake_steps(struct fake *f, unsigned n, char last[256])

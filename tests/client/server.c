@@ -29,7 +29,8 @@ static void note(struct server *s, const struct furlong_event *ev)
     pthread_mutex_lock(&s->mu);
     at = strlen(s->seen);
     if (ev->tags)
-        snprintf(s->seen + at, sizeof(s->seen) - at, "%s%s:%u", at ? " " : "", ev->method, ev->tags);
+        snprintf(s->seen + at, sizeof(s->seen) - at, "%s%s:%u", at ? " " : "", ev->method,
+                 ev->tags);
     else
         snprintf(s->seen + at, sizeof(s->seen) - at, "%s%s", at ? " " : "", ev->method);
     pthread_cond_broadcast(&s->changed);

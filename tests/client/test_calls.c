@@ -42,7 +42,8 @@ static void says(struct furlong_peer *p, uint32_t lane, const char *method, cons
     struct fl_err err;
 
     t_ok(furlong_ask(p, lane, method, NULL, 10000, &a, &err), &err);
-    t_int_eq(a.body_bytes, strlen(want), "%s: %.*s", method, (int)a.body_bytes, (const char *)a.body);
+    t_int_eq(a.body_bytes, strlen(want), "%s: %.*s", method, (int)a.body_bytes,
+             (const char *)a.body);
     t_true(memcmp(a.body ? a.body : "", want, a.body_bytes) == 0);
     furlong_answer_free(&a);
 }
@@ -121,9 +122,16 @@ static void refusals_keep_their_words(void **state)
 
 static void reserved_names_become_events(void **state)
 {
-    static const struct { const char *method, *seen; } rows[] = {
-        { "pause", "pause" }, { "resume", "resume" }, { "offload", "offload:24" }, { "onload", "onload:24" },
-        { "offload_kv", "offload_kv:6" }, { "onload_kv", "onload_kv:6" }, { "offload_weights", "offload_weights:1" },
+    static const struct {
+        const char *method, *seen;
+    } rows[] = {
+        { "pause", "pause" },
+        { "resume", "resume" },
+        { "offload", "offload:24" },
+        { "onload", "onload:24" },
+        { "offload_kv", "offload_kv:6" },
+        { "onload_kv", "onload_kv:6" },
+        { "offload_weights", "offload_weights:1" },
         { "onload_weights", "onload_weights:1" },
     };
     struct pair p = pair_make();
@@ -136,15 +144,20 @@ static void reserved_names_become_events(void **state)
         t_ok(furlong_ask(p.peer, 0, rows[i].method, NULL, 5000, &a, &err), &err);
         t_has(server_seen(p.engine, rows[i].seen), rows[i].seen);
         if (strstr(rows[i].method, "load"))
-            t_true(memmem(a.body, a.body_bytes, "\"dropped_bytes\":0", 17) != NULL, "%s", rows[i].method);
+            t_true(memmem(a.body, a.body_bytes, "\"dropped_bytes\":0", 17) != NULL, "%s",
+                   rows[i].method);
         furlong_answer_free(&a);
     }
-    t_ok(furlong_ask(p.peer, 0, "squeeze", &(struct furlong_data){ &bytes, 8, NULL, 0 }, 5000, &a, &err), &err);
+    t_ok(furlong_ask(p.peer, 0, "squeeze", &(struct furlong_data){ &bytes, 8, NULL, 0 }, 5000, &a,
+                     &err),
+         &err);
     t_int_eq(a.body_bytes, 8);
     memcpy(&half, a.body, 8);
     t_int_eq(half, 500);
     furlong_answer_free(&a);
-    t_refused(furlong_ask(p.peer, 0, "squeeze", &(struct furlong_data){ &bytes, 7, NULL, 0 }, 5000, NULL, &err), FL_INVALID, &err);
+    t_refused(furlong_ask(p.peer, 0, "squeeze", &(struct furlong_data){ &bytes, 7, NULL, 0 }, 5000,
+                          NULL, &err),
+              FL_INVALID, &err);
     t_ok(furlong_ask(p.peer, 0, "stop", NULL, 5000, NULL, &err), &err);
     t_int_eq(server_wait(p.engine, NULL), FL_OK);
     p.engine = NULL;
@@ -217,8 +230,10 @@ static void more_than_a_lane_holds(void **state)
     (void)state;
     t_ok(furlong_asks_create(p.me, N, &asks, &err), &err);
     for (unsigned i = 0; i < N; i++)
-        t_ok(furlong_asks_start(asks, p.peer, i % 2, "echo", &(struct furlong_data){ .blob = bulk, .blob_bytes = BYTES }, 0,
-                                i, &err), &err);
+        t_ok(furlong_asks_start(asks, p.peer, i % 2, "echo",
+                                &(struct furlong_data){ .blob = bulk, .blob_bytes = BYTES }, 0, i,
+                                &err),
+             &err);
     for (unsigned i = 0; i < N; i++) {
         struct furlong_done d;
 
@@ -269,7 +284,12 @@ static void cancelled_asks_come_back_at_once(void **state)
     pair_end(&p);
 }
 
-struct asker { struct furlong_peer *p; const char *method; enum fl_status st; struct fl_err err; };
+struct asker {
+    struct furlong_peer *p;
+    const char *method;
+    enum fl_status st;
+    struct fl_err err;
+};
 
 static void *ask_in_thread(void *arg)
 {
@@ -346,7 +366,8 @@ static void many_threads_ask(void **state)
 static void a_full_lane_refuses(void **state)
 {
     struct fake *fake = fake_create();
-    struct furlong *me = fake_joined(fake, "trainer", 0, 1), *busy = fake_joined(fake, "rollout", 0, 1);
+    struct furlong *me = fake_joined(fake, "trainer", 0, 1),
+                   *busy = fake_joined(fake, "rollout", 0, 1);
     struct furlong_asks *asks;
     struct furlong_peer *p;
     struct furlong_done d;
@@ -372,7 +393,8 @@ static void a_full_lane_refuses(void **state)
 static void calls_past_their_time_are_not_handed_out(void **state)
 {
     struct fake *fake = fake_create();
-    struct furlong *me = fake_joined(fake, "trainer", 0, 1), *busy = fake_joined(fake, "rollout", 0, 1);
+    struct furlong *me = fake_joined(fake, "trainer", 0, 1),
+                   *busy = fake_joined(fake, "rollout", 0, 1);
     struct furlong_asks *asks;
     struct furlong_peer *p;
     struct furlong_event ev;
@@ -443,6 +465,7 @@ static void a_head_that_is_away_is_waited_for(void **state)
 static void a_daemon_away_for_too_long(void **state)
 {
     struct fake *fake = fake_create();
+    struct furlong_peer *p;
     struct furlong *f;
     struct furlong_event ev;
     struct fl_err err = { 0 };
@@ -454,6 +477,8 @@ static void a_daemon_away_for_too_long(void **state)
     fake_down(fake);
     t_refused(furlong_next(f, 0, 20000, &ev, &err), FL_UNREACHABLE, &err);
     t_has(err.text, "150 ms");
+    t_ok(furlong_peer(f, "rollout", 0, &p, &err), &err);
+    t_refused(furlong_ask(p, 0, "x", NULL, 0, NULL, &err), FL_UNREACHABLE, &err);
     furlong_leave(f);
     fake_up(fake);
     fake_destroy(fake);
@@ -585,7 +610,8 @@ static void joining_fails_cleanly(void **state)
     furlong_leave(f);
     fds = t_open_fds();
     for (unsigned i = 0; i < 3; i++) {
-        static const char *const places[] = { "client.thread:1=fail", "client.uplink:1=fail", "client.seat:1=fail" };
+        static const char *const places[] = { "client.thread:1=fail", "client.uplink:1=fail",
+                                              "client.seat:1=fail" };
 
         f = NULL;
         t_ok(fl_fault_set(places[i], &err), &err);

@@ -6,12 +6,18 @@
 #include "tests/client/server.h"
 #include "tests/t.h"
 
-struct run { struct fake *fake; struct furlong *me; struct furlong_layout *layout; };
+struct run {
+    struct fake *fake;
+    struct furlong *me;
+    struct furlong_layout *layout;
+};
 
 static struct run run_make(const char *trainers, const char *engines)
 {
     struct run r = { .fake = fake_create() };
-    struct furlong_flag flags[] = { { "trainer", trainers }, { "rollout", engines }, { "colocate", NULL } };
+    struct furlong_flag flags[] = { { "trainer", trainers },
+                                    { "rollout", engines },
+                                    { "colocate", NULL } };
     struct fl_err err;
 
     r.me = fake_joined(r.fake, "driver", 0, 1);
@@ -27,9 +33,11 @@ static void run_end(struct run *r)
 }
 
 static enum fl_status launch(struct run *r, const char *role, const char *play, const char *world,
-                             const struct furlong_launch_opts *o, struct furlong_group **out, struct fl_err *err)
+                             const struct furlong_launch_opts *o, struct furlong_group **out,
+                             struct fl_err *err)
 {
-    char words[64], *argv[] = { "/proc/self/exe", (char *)(uintptr_t)play, NULL }, *env[] = { words, "PLAY=yes=no", NULL };
+    char words[64], *argv[] = { "/proc/self/exe", (char *)(uintptr_t)play, NULL },
+                    *env[] = { words, "PLAY=yes=no", NULL };
 
     snprintf(words, sizeof(words), "FAKE_WORLD=%s", world);
     return furlong_launch(r->me, r->layout, role, argv, env, o, out, err);
@@ -53,11 +61,16 @@ static void layouts_can_be_read(void **state)
     t_int_eq(rank.n_devices, 1);
     t_true(!furlong_layout_rank(r.layout, "rollout", 2, &rank));
     furlong_layout_json(r.layout, &json);
-    t_str_eq(json, "{\"group\":\"ab0000000000000000000000000000000000\",\"master\":\"127.0.0.1\",\"master_port\":29500,"
-                   "\"roles\":{\"trainer\":[{\"rank\":0,\"node\":\"gpu-\\\"a\\\"\",\"address\":\"127.0.0.1\",\"local_rank\":0,"
-                   "\"devices\":[\"0\"],\"bundles\":[]}],\"rollout\":[{\"rank\":0,\"node\":\"gpu-\\\"a\\\"\",\"address\":"
-                   "\"127.0.0.1\",\"local_rank\":0,\"devices\":[\"0\"],\"bundles\":[]},{\"rank\":1,\"node\":\"gpu-\\\"a\\\"\","
-                   "\"address\":\"127.0.0.1\",\"local_rank\":1,\"devices\":[\"0\"],\"bundles\":[]}]},\"derived\":[{\"flag\":"
+    t_str_eq(json, "{\"group\":\"ab0000000000000000000000000000000000\",\"master\":\"127.0.0.1\","
+                   "\"master_port\":29500,"
+                   "\"roles\":{\"trainer\":[{\"rank\":0,\"node\":\"gpu-\\\"a\\\"\",\"address\":"
+                   "\"127.0.0.1\",\"local_rank\":0,"
+                   "\"devices\":[\"0\"],\"bundles\":[]}],\"rollout\":[{\"rank\":0,\"node\":\"gpu-"
+                   "\\\"a\\\"\",\"address\":"
+                   "\"127.0.0.1\",\"local_rank\":0,\"devices\":[\"0\"],\"bundles\":[]},{\"rank\":1,"
+                   "\"node\":\"gpu-\\\"a\\\"\","
+                   "\"address\":\"127.0.0.1\",\"local_rank\":1,\"devices\":[\"0\"],\"bundles\":[]}]"
+                   "},\"derived\":[{\"flag\":"
                    "\"rollout-num-gpus\",\"value\":\"1\",\"why\":\"one device is left\"}]}");
     free(json);
     t_true(pipe(pipes) == 0);
@@ -66,9 +79,11 @@ static void layouts_can_be_read(void **state)
     t_str_eq(text, "trainer 0  gpu-a  0\n");
     close(pipes[0]);
     close(pipes[1]);
-    t_refused(furlong_place(r.me, (struct furlong_flag[]){ { "trainer", "33" } }, 1, &y, &err), FL_INVALID, &err);
+    t_refused(furlong_place(r.me, (struct furlong_flag[]){ { "trainer", "33" } }, 1, &y, &err),
+              FL_INVALID, &err);
     t_has(err.text, "33 devices asked");
-    t_refused(furlong_place(r.me, (struct furlong_flag[]){ { "", "1" } }, 1, &y, &err), FL_INVALID, &err);
+    t_refused(furlong_place(r.me, (struct furlong_flag[]){ { "", "1" } }, 1, &y, &err), FL_INVALID,
+              &err);
     t_true(!y);
     furlong_layout_free(NULL);
     run_end(&r);
@@ -103,7 +118,9 @@ static void a_group_lives_and_ends(void **state)
     t_int_eq(m.attempt, 1);
     t_str_eq(m.node, "gpu-a");
     t_true(!furlong_group_peer(g, 3) && furlong_group_peer(g, 2));
-    t_ok(furlong_ask_all(g, "echo", &(struct furlong_data){ "hello", 5, "blob", 4 }, 10000, each, &err), &err);
+    t_ok(furlong_ask_all(g, "echo", &(struct furlong_data){ "hello", 5, "blob", 4 }, 10000, each,
+                         &err),
+         &err);
     for (int i = 0; i < 3; i++) {
         t_int_eq(each[i].body_bytes, 5);
         t_true(memcmp(each[i].blob, "blob", 4) == 0);
@@ -158,7 +175,8 @@ static void a_killed_member_comes_back(void **state)
         furlong_group_member(g, 1, &m);
     t_refused(furlong_group_wait(g, 20000, &err), FL_UNREACHABLE, &err);
     t_has(err.text, "rollout 1 on gpu-a, attempt 2 ended: signal 9");
-    t_refused(furlong_ask(furlong_group_peer(g, 1), 0, "count", NULL, 10000, NULL, &err), FL_UNREACHABLE, &err);
+    t_refused(furlong_ask(furlong_group_peer(g, 1), 0, "count", NULL, 10000, NULL, &err),
+              FL_UNREACHABLE, &err);
     t_has(err.text, "signal 9");
     furlong_group_end(g);
     run_end(&r);
@@ -193,7 +211,8 @@ static void asking_all_names_who_is_missing(void **state)
     run_end(&r);
 }
 
-/* A process that was stopped reads nothing: what was sent to it must not hold its caller for good. */
+/* A process that was stopped reads nothing: what was sent to it must not hold its caller for good.
+ */
 static void a_stopped_process_does_not_hold_a_blob(void **state)
 {
     struct run r = run_make("1", "1");
@@ -206,7 +225,8 @@ static void a_stopped_process_does_not_hold_a_blob(void **state)
     t_ok(launch(&r, "rollout", "server", "1", NULL, &g, &err), &err);
     t_ok(furlong_ask(furlong_group_peer(g, 0), 0, "count", NULL, 10000, NULL, &err), &err);
     fake_kill(r.fake, "rollout", 0, SIGSTOP);
-    t_refused(furlong_ask(furlong_group_peer(g, 0), 0, "count", &d, 200, NULL, &err), FL_TIMEOUT, &err);
+    t_refused(furlong_ask(furlong_group_peer(g, 0), 0, "count", &d, 200, NULL, &err), FL_TIMEOUT,
+              &err);
     fake_kill(r.fake, "rollout", 0, SIGCONT);
     t_ok(furlong_ask(furlong_group_peer(g, 0), 0, "count", &d, 20000, NULL, &err), &err);
     free((void *)(uintptr_t)d.blob);
@@ -248,7 +268,8 @@ static void a_driver_that_comes_back_finds_its_group(void **state)
     furlong_leave(r.me); /* as if it had crashed: the group was not ended */
     t_int_eq(fake_running(r.fake, 2), 2);
     t_ok(fake_join(r.fake, "driver", 0, 1, 2, &r.me, &err), &err);
-    t_ok(furlong_place(r.me, (struct furlong_flag[]){ { "rollout", "2" } }, 1, &r.layout, &err), &err);
+    t_ok(furlong_place(r.me, (struct furlong_flag[]){ { "rollout", "2" } }, 1, &r.layout, &err),
+         &err);
     t_ok(launch(&r, "rollout", "server", "2", NULL, &g, &err), &err);
     t_int_eq(fake_running(r.fake, 2), 2, "no second process");
     t_ok(furlong_ask(furlong_group_peer(g, 0), 0, "count", NULL, 10000, &a, &err), &err);

@@ -11,7 +11,9 @@ enum { ALL = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE };
 
 static void is_read(void **state)
 {
-    struct seat_words w = { .role = "rollout", .rank = 3, .world = 4, .attempt = 2, .worker = { 9 }, .key = { 5 } };
+    struct seat_words w = {
+        .role = "rollout", .rank = 3, .world = 4, .attempt = 2, .worker = { 9 }, .key = { 5 }
+    };
     struct client_seat s = { 0 };
     struct fl_err err;
     int fd = seat_fd(&w);
@@ -35,18 +37,47 @@ static void is_read(void **state)
     t_int_eq(s.key[0], 0, "the key is wiped");
 }
 
-static void bad_abi(Fl__Seat *s) { s->abi = FURLONG_ABI + 1; }
-static void bad_rank(Fl__Seat *s) { s->rank = s->world; }
-static void bad_local(Fl__Seat *s) { s->local_world = 0; }
-static void bad_key(Fl__Seat *s) { s->key.len = 31; }
-static void bad_worker(Fl__Seat *s) { s->who->worker.len = 27; }
-static void bad_port(Fl__Seat *s) { s->master_port = 65536; }
-static void bad_role(Fl__Seat *s) { s->role = ""; }
-static void bad_sock(Fl__Seat *s) { s->daemon_sock = ""; }
+static void bad_abi(Fl__Seat *s)
+{
+    s->abi = FURLONG_ABI + 1;
+}
+static void bad_rank(Fl__Seat *s)
+{
+    s->rank = s->world;
+}
+static void bad_local(Fl__Seat *s)
+{
+    s->local_world = 0;
+}
+static void bad_key(Fl__Seat *s)
+{
+    s->key.len = 31;
+}
+static void bad_worker(Fl__Seat *s)
+{
+    s->who->worker.len = 27;
+}
+static void bad_port(Fl__Seat *s)
+{
+    s->master_port = 65536;
+}
+static void bad_role(Fl__Seat *s)
+{
+    s->role = "";
+}
+static void bad_sock(Fl__Seat *s)
+{
+    s->daemon_sock = "";
+}
 
 static void content_is_checked(void **state)
 {
-    static const struct { const char *name; void (*bend)(Fl__Seat *s); enum fl_status want; const char *says; } rows[] = {
+    static const struct {
+        const char *name;
+        void (*bend)(Fl__Seat *s);
+        enum fl_status want;
+        const char *says;
+    } rows[] = {
         { "another ABI", bad_abi, FL_UNSUPPORTED, "ABI 2" },
         { "rank past the world", bad_rank, FL_INVALID, "rank 1 of 1" },
         { "local world of none", bad_local, FL_INVALID, "local rank 0 of 0" },

@@ -1,6 +1,7 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/client/fake.h"
@@ -13,11 +14,20 @@ struct plane {
     struct furlong_layout *layout;
     struct furlong_group *trainers, *engines;
 };
-struct seen { long long version; char verdict[16], digest[24], paused[16]; long kib; unsigned pauses; };
+static char folder[300]; /* of disk-delta: a new one for each plane */
+struct seen {
+    long long version;
+    char verdict[16], digest[24], paused[16];
+    long kib;
+    unsigned pauses;
+};
 
-static struct furlong_group *launch(struct plane *p, const char *role, const char *play, unsigned world, const char *more)
+static struct furlong_group *launch(struct plane *p, const char *role, const char *play,
+                                    unsigned world, const char *more)
 {
-    struct furlong_launch_opts o = { .restart_max = 2, .backoff_ms = 5, .backoff_max_ms = 50, .start_ms = 20000 };
+    struct furlong_launch_opts o = {
+        .restart_max = 2, .backoff_ms = 5, .backoff_max_ms = 50, .start_ms = 20000
+    };
     char words[64], mark[300], *argv[] = { "/proc/self/exe", (char *)(uintptr_t)play, NULL };
     char *env[] = { words, mark, more ? (char *)(uintptr_t)more : NULL, NULL };
     struct furlong_group *g = NULL;
@@ -29,14 +39,19 @@ static struct furlong_group *launch(struct plane *p, const char *role, const cha
     return g;
 }
 
-static struct plane plane_make(unsigned trainers, unsigned engines, const char *trainer_env, const char *engine_env)
+static struct plane plane_make(unsigned trainers, unsigned engines, const char *trainer_env,
+                               const char *engine_env)
 {
     struct plane p = { .fake = fake_create() };
     char n[2][8];
     struct furlong_flag flags[] = { { "trainer", n[0] }, { "rollout", n[1] } };
     struct fl_err err;
 
+    static unsigned made;
+
     (void)unlink(t_path("died"));
+    snprintf(folder, sizeof(folder), "%s/delta%u", t_tmp(), made++);
+    t_true(mkdir(folder, 0700) == 0);
     snprintf(n[0], sizeof(n[0]), "%u", trainers);
     snprintf(n[1], sizeof(n[1]), "%u", engines);
     p.me = fake_joined(p.fake, "driver", 0, 1);
@@ -62,10 +77,12 @@ static struct seen look(struct plane *p, uint32_t engine)
     struct fl_err err;
     char text[160] = "";
 
-    t_ok(furlong_ask(furlong_group_peer(p->engines, engine), 0, "check", NULL, 10000, &a, &err), &err);
+    t_ok(furlong_ask(furlong_group_peer(p->engines, engine), 0, "check", NULL, 10000, &a, &err),
+         &err);
     memcpy(text, a.body, a.body_bytes);
-    t_int_eq(sscanf(text, "%lld %15s %23s %15s %ld %u", &s.version, s.verdict, s.digest, s.paused, &s.kib, &s.pauses), 6,
-             "%s", text);
+    t_int_eq(sscanf(text, "%lld %15s %23s %15s %ld %u", &s.version, s.verdict, s.digest, s.paused,
+                    &s.kib, &s.pauses),
+             6, "%s", text);
     furlong_answer_free(&a);
     return s;
 }
@@ -74,12 +91,20 @@ static void write_version(struct plane *p, uint64_t version)
 {
     struct fl_err err;
 
-    t_ok(furlong_ask_all(p->trainers, "write", &(struct furlong_data){ &version, 8, NULL, 0 }, 20000, NULL, &err), &err);
+    t_ok(furlong_ask_all(p->trainers, "write", &(struct furlong_data){ &version, 8, NULL, 0 },
+                         20000, NULL, &err),
+         &err);
 }
 
-static struct furlong_report update(struct plane *p, uint64_t version, const char *mode, uint32_t slots)
+static struct furlong_report update(struct plane *p, uint64_t version, const char *mode,
+                                    uint32_t slots)
 {
-    struct furlong_update how = { .version = version, .set = "policy", .mode = mode, .slots = slots, .budget_ms = 20000 };
+    struct furlong_update how = { .version = version,
+                                  .set = "policy",
+                                  .mode = mode,
+                                  .slots = slots,
+                                  .budget_ms = 20000,
+                                  .dir = strcmp(mode, "disk-delta") == 0 ? folder : NULL };
     struct furlong_report r = { 0 };
     struct fl_err err;
 
@@ -100,10 +125,17 @@ static void serves(struct plane *p, uint32_t engine, long long version)
 /* ---- modes ---------------------------------------------------------------------------------- */
 static void each_mode_brings_the_bytes(void **state)
 {
-    static const struct { const char *mode; unsigned trainers, engines; uint32_t slots; const char *env; } rows[] = {
-        { "auto", 1, 2, 0, NULL },      { "copy", 1, 2, 2, NULL },      { "broadcast", 1, 2, 0, NULL },
-        { "broadcast", 2, 2, 0, NULL }, { "p2p", 2, 2, 0, NULL },       { "share", 1, 2, 2, NULL },
-        { "copy", 2, 1, 1, "SLOTS=1" }, { "share", 1, 1, 1, "SLOTS=1" }, { "copy", 1, 1, 2, "CHECK_EQUAL=1" },
+    static const struct {
+        const char *mode;
+        unsigned trainers, engines;
+        uint32_t slots;
+        const char *env;
+    } rows[] = {
+        { "auto", 1, 2, 0, NULL },       { "copy", 1, 2, 2, NULL },
+        { "broadcast", 1, 2, 0, NULL },  { "broadcast", 2, 2, 0, NULL },
+        { "p2p", 2, 2, 0, NULL },        { "share", 1, 2, 2, NULL },
+        { "disk-delta", 1, 2, 0, NULL }, { "copy", 2, 1, 1, "SLOTS=1" },
+        { "share", 1, 1, 1, "SLOTS=1" }, { "copy", 1, 1, 2, "CHECK_EQUAL=1" },
     };
     char digest[24] = "";
 
@@ -123,8 +155,8 @@ static void each_mode_brings_the_bytes(void **state)
             for (uint32_t e = 0; e < rows[i].engines; e++)
                 serves(&p, e, (long long)v);
         }
-        t_true(!*digest || strcmp(digest, look(&p, 0).digest) == 0, "%s: the digest of version 3 is the same in each mode",
-               rows[i].mode);
+        t_true(!*digest || strcmp(digest, look(&p, 0).digest) == 0,
+               "%s: the digest of version 3 is the same in each mode", rows[i].mode);
         (void)snprintf(digest, sizeof(digest), "%s", look(&p, 0).digest);
         plane_end(&p);
     }
@@ -197,10 +229,13 @@ static void a_driver_that_comes_back_needs_no_log(void **state)
     update(&p, 1, "copy", 0);
     furlong_leave(p.me);
     t_ok(fake_join(p.fake, "driver", 0, 1, 2, &p.me, &err), &err);
-    t_ok(furlong_place(p.me, (struct furlong_flag[]){ { "trainer", "1" }, { "rollout", "2" } }, 2, &p.layout, &err), &err);
+    t_ok(furlong_place(p.me, (struct furlong_flag[]){ { "trainer", "1" }, { "rollout", "2" } }, 2,
+                       &p.layout, &err),
+         &err);
     p.trainers = launch(&p, "trainer", "trainer", 1, NULL);
     p.engines = launch(&p, "rollout", "engine", 2, NULL);
-    t_ok(furlong_plane(p.trainers, p.engines, &(struct furlong_update){ .set = "policy" }, &err), &err);
+    t_ok(furlong_plane(p.trainers, p.engines, &(struct furlong_update){ .set = "policy" }, &err),
+         &err);
     write_version(&p, 2);
     t_int_eq(update(&p, 2, "copy", 0).committed, 2);
     serves(&p, 1, 2);
@@ -210,7 +245,9 @@ static void a_driver_that_comes_back_needs_no_log(void **state)
 static void offloaded_weights_wait(void **state)
 {
     struct plane p = plane_make(1, 1, NULL, NULL);
-    struct furlong_update how = { .version = 1, .set = "policy", .mode = "copy", .budget_ms = 1000 };
+    struct furlong_update how = {
+        .version = 1, .set = "policy", .mode = "copy", .budget_ms = 1000
+    };
     struct furlong_answer a;
     struct fl_err err = { 0 };
     long before, after;
@@ -219,15 +256,19 @@ static void offloaded_weights_wait(void **state)
     update(&p, 0, "copy", 2);
     write_version(&p, 1);
     before = look(&p, 0).kib;
-    t_ok(furlong_ask(furlong_group_peer(p.engines, 0), 0, "offload_weights", NULL, 10000, &a, &err), &err);
-    t_true(!memmem(a.body, a.body_bytes, "\"dropped_bytes\":0,", 18), "%.*s", (int)a.body_bytes, (const char *)a.body);
+    t_ok(furlong_ask(furlong_group_peer(p.engines, 0), 0, "offload_weights", NULL, 10000, &a, &err),
+         &err);
+    t_true(!memmem(a.body, a.body_bytes, "\"dropped_bytes\":0,", 18), "%.*s", (int)a.body_bytes,
+           (const char *)a.body);
     furlong_answer_free(&a);
     t_str_eq(look(&p, 0).verdict, "none");
     after = look(&p, 0).kib;
     t_true(before - after > 200, "gave back %ld KiB", before - after);
     t_true(furlong_update(p.trainers, p.engines, &how, NULL, &err) != FL_OK);
     t_has(err.text, "offload");
-    t_ok(furlong_ask(furlong_group_peer(p.engines, 0), 0, "onload_weights", NULL, 10000, NULL, &err), &err);
+    t_ok(
+        furlong_ask(furlong_group_peer(p.engines, 0), 0, "onload_weights", NULL, 10000, NULL, &err),
+        &err);
     t_str_eq(look(&p, 0).verdict, "none");
     update(&p, 1, "copy", 2);
     serves(&p, 0, 1);
@@ -295,7 +336,8 @@ static void a_thousand_updates_leave_memory_flat(void **state)
         }
     }
     serves(&p, 0, ALL);
-    t_true(look(&p, 0).kib - engine < SLACK_KIB, "engine: %ld KiB, then %ld", engine, look(&p, 0).kib);
+    t_true(look(&p, 0).kib - engine < SLACK_KIB, "engine: %ld KiB, then %ld", engine,
+           look(&p, 0).kib);
     t_true(own_kib() - mine < SLACK_KIB, "driver: %ld KiB, then %ld", mine, own_kib());
     plane_end(&p);
 }
@@ -312,7 +354,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(different_tensors_are_refused),
         cmocka_unit_test(the_drivers_pause_outlasts_an_update),
     };
-    static const struct CMUnitTest long_tests[] = { cmocka_unit_test(a_thousand_updates_leave_memory_flat) };
+    static const struct CMUnitTest long_tests[] = { cmocka_unit_test(
+        a_thousand_updates_leave_memory_flat) };
     const char *role = fake_role(argc, argv);
 
     if (role)

@@ -8,12 +8,20 @@
 #include <unistd.h>
 
 enum { TENSORS = 3 };
-static const struct { const char *name; enum fl_dtype dtype; uint8_t ndim; uint64_t shape[2]; unsigned bytes; } shapes[TENSORS] = {
-    { "z.embed", FL_F32, 2, { 128, 33 }, 4 }, { "a.norm", FL_BF16, 1, { 64 }, 2 }, { "m.proj", FL_F32, 2, { 1024, 96 }, 4 } };
+static const struct {
+    const char *name;
+    enum fl_dtype dtype;
+    uint8_t ndim;
+    uint64_t shape[2];
+    unsigned bytes;
+} shapes[TENSORS] = { { "z.embed", FL_F32, 2, { 128, 33 }, 4 },
+                      { "a.norm", FL_BF16, 1, { 64 }, 2 },
+                      { "m.proj", FL_F32, 2, { 1024, 96 }, 4 } };
 
 static uint8_t pattern(unsigned t, uint64_t at, uint64_t version)
 {
-    uint64_t x = (at + 1) * 0x9e3779b97f4a7c15u ^ (version + 1) * 0xd1b54a32d192ed03u ^ (t + 1) * 0x2545f4914f6cdd1du;
+    uint64_t x = (at + 1) * 0x9e3779b97f4a7c15u ^ (version + 1) * 0xd1b54a32d192ed03u ^
+                 (t + 1) * 0x2545f4914f6cdd1du;
 
     return (uint8_t)(x >> 56);
 }
@@ -46,7 +54,8 @@ static void write_all(struct furlong_weights *w, const struct furlong_tensor *t,
 {
     for (unsigned i = 0; i < TENSORS; i++) {
         uint8_t *to = furlong_weights_data(w, i);
-        uint64_t rows = t[i].len[0] ? t[i].len[0] : t[i].shape[0], first = t[i].at[0] * row_bytes(i);
+        uint64_t rows = t[i].len[0] ? t[i].len[0] : t[i].shape[0],
+                 first = t[i].at[0] * row_bytes(i);
 
         for (uint64_t k = 0; k < rows * row_bytes(i); k++)
             to[k] = pattern(i, first + k, version);
@@ -134,12 +143,14 @@ static long resident_kib(void)
     return rss * sysconf(_SC_PAGESIZE) / 1024;
 }
 
-static void answer_check(struct furlong_call *c, const struct furlong_weights *w, bool paused, unsigned pauses)
+static void answer_check(struct furlong_call *c, const struct furlong_weights *w, bool paused,
+                         unsigned pauses)
 {
     uint64_t digest[2], version = furlong_weights_version(w, digest);
     char text[128];
-    int n = snprintf(text, sizeof(text), "%lld %s %016llx %s %ld %u", (long long)version, verdict(w, version),
-                     (unsigned long long)digest[0], paused ? "paused" : "running", resident_kib(), pauses);
+    int n = snprintf(text, sizeof(text), "%lld %s %016llx %s %ld %u", (long long)version,
+                     verdict(w, version), (unsigned long long)digest[0],
+                     paused ? "paused" : "running", resident_kib(), pauses);
 
     furlong_reply(c, text, (size_t)n);
 }
@@ -148,14 +159,16 @@ static void die_if_due(uint64_t version)
 {
     const char *at = getenv("DIE_AT"), *mark = getenv("DIE_MARK");
 
-    if (at && (uint64_t)atoll(at) == version && open(mark, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600) >= 0)
+    if (at && (uint64_t)atoll(at) == version &&
+        open(mark, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600) >= 0)
         raise(SIGKILL);
 }
 
 int play_engine(void)
 {
     struct furlong_tensor t[TENSORS];
-    struct furlong_weights_opts o = { .slots = slots_wanted(), .check_equal = getenv("CHECK_EQUAL") != NULL };
+    struct furlong_weights_opts o = { .slots = slots_wanted(),
+                                      .check_equal = getenv("CHECK_EQUAL") != NULL };
     struct furlong_weights *w;
     struct furlong_event ev = { 0 };
     struct furlong *f;

@@ -134,7 +134,8 @@ enum fl_status furlong_weights_commit(struct furlong_weights *w, struct furlong_
 {
     FL_TRY(client_here(w->f, err));
     if (c->set != w || c->ev.what != FURLONG_COMMIT)
-        return fl_fail(err, FL_INVALID, "%s: %s is no COMMIT of these weights", w->set, c->ev.method);
+        return fl_fail(err, FL_INVALID, "%s: %s is no COMMIT of these weights", w->set,
+                       c->ev.method);
     furlong_reply(c, NULL, 0);
     return FL_OK;
 }
@@ -154,7 +155,8 @@ static void accept_begin(struct client_sync *s)
     struct fl_err err;
     enum fl_status st = weights_member(w->f, &o.me, &err);
 
-    snprintf(beside, sizeof(beside), "%.*s/weights", slash ? (int)(slash - sock) : 1, slash ? sock : ".");
+    snprintf(beside, sizeof(beside), "%.*s/weights", slash ? (int)(slash - sock) : 1,
+             slash ? sock : ".");
     o.local_dir = k->local_dir ? k->local_dir : beside;
 
     if (st == FL_OK)
@@ -173,7 +175,9 @@ enum fl_status furlong_weights_accept(struct furlong *f, const char *set,
 {
     struct furlong_weights *w = NULL;
     struct laid_out l = { 0 };
-    struct making k = { .m = &l.m, .check_equal = o && o->check_equal, .local_dir = o ? o->local_dir : NULL };
+    struct making k = { .m = &l.m,
+                        .check_equal = o && o->check_equal,
+                        .local_dir = o ? o->local_dir : NULL };
     enum fl_status st;
 
     FL_TRY(weights_new(f, set, o, &w, err));
@@ -193,7 +197,12 @@ enum fl_status furlong_weights_accept(struct furlong *f, const char *set,
 }
 
 /* ---- offload -------------------------------------------------------------------------------- */
-struct going { struct client_sync sync; struct furlong *f; bool drop; struct furlong_moved *m; };
+struct going {
+    struct client_sync sync;
+    struct furlong *f;
+    bool drop;
+    struct furlong_moved *m;
+};
 
 static void onload_begin(struct client_sync *s)
 {

@@ -5,9 +5,14 @@
 #include "worker/client/peers_priv.h"
 #include "worker/client/sync.h"
 
-enum { GRACE_MS = 1000 }; /* for a peer to read the rest of a blob whose answer is not wanted any more */
+enum {
+    GRACE_MS = 1000
+}; /* for a peer to read the rest of a blob whose answer is not wanted any more */
 
-struct answer_kept { Fl__Answer *pb; void *blob; }; /* furlong_answer.impl */
+struct answer_kept {
+    Fl__Answer *pb;
+    void *blob;
+}; /* furlong_answer.impl */
 
 void furlong_answer_free(struct furlong_answer *a)
 {
@@ -31,8 +36,9 @@ enum fl_status client_ask_pack(struct client_ask *a, struct furlong_peer *p, uin
         return fl_fail(err, FL_INVALID, "%s: %s", p->name,
                        lane < FURLONG_LANES ? "a call needs a method" : "there are lanes 0 to 31");
     if (what && what->body_bytes > FURLONG_BODY_MAX)
-        return fl_fail(err, FL_INVALID, "%s, %s: a body of %zu bytes, at most %u; put bulk in the blob",
-                       p->name, method, what->body_bytes, FURLONG_BODY_MAX);
+        return fl_fail(err, FL_INVALID,
+                       "%s, %s: a body of %zu bytes, at most %u; put bulk in the blob", p->name,
+                       method, what->body_bytes, FURLONG_BODY_MAX);
     m.method = (char *)(uintptr_t)method;
     m.from = p->f->seat.name;
     if (what && what->body_bytes) {
@@ -171,8 +177,8 @@ static void ask_unheld(struct wire_hold *h)
 }
 
 /* ---- on its way ----------------------------------------------------------------------------- */
-/* FL_AGAIN: its lane has no credit, or the stream is full, or has just broken: nothing was sent, so it
- * waits for the next one. */
+/* FL_AGAIN: its lane has no credit, or the stream is full, or has just broken: nothing was sent, so
+ * it waits for the next one. */
 static enum fl_status ask_send(struct client_ask *a)
 {
     struct call_args args = { .method = FL_ASK,
@@ -302,7 +308,11 @@ void client_ask_cancel(struct client_ask *a)
 }
 
 /* ---- one, and wait -------------------------------------------------------------------------- */
-struct ask_wait { struct client_sync sync; struct client_ask ask; uint32_t budget_ms; };
+struct ask_wait {
+    struct client_sync sync;
+    struct client_ask ask;
+    uint32_t budget_ms;
+};
 
 static uint64_t due_of(const struct furlong *f, uint32_t budget_ms)
 {
@@ -445,8 +455,9 @@ enum fl_status furlong_asks_start(struct furlong_asks *a, struct furlong_peer *p
     if (st != FL_OK || full) {
         free(one->ask.body);
         free(one);
-        return st != FL_OK ? st
-                           : fl_fail(err, FL_AGAIN, "%u asks are in flight or wait to be taken", a->bound);
+        return st != FL_OK
+                   ? st
+                   : fl_fail(err, FL_AGAIN, "%u asks are in flight or wait to be taken", a->bound);
     }
     one->ask.done = one_done;
     one->of = a;
@@ -460,17 +471,16 @@ enum fl_status furlong_asks_start(struct furlong_asks *a, struct furlong_peer *p
 
 static void one_hand_over(struct asks_one *one, struct furlong_done *out)
 {
-    *out = (struct furlong_done){ .tag = one->tag,
-                                  .status = one->ask.st,
-                                  .err = one->ask.err,
-                                  .answer = one->ask.answer };
+    *out = (struct furlong_done){
+        .tag = one->tag, .status = one->ask.st, .err = one->ask.err, .answer = one->ask.answer
+    };
     if (out->status != FL_OK)
         fl_wrap(&out->err, out->status, "%s", one->method);
     free(one);
 }
 
-enum fl_status furlong_asks_next(struct furlong_asks *a, uint32_t wait_ms,
-                                 struct furlong_done *out, struct fl_err *err)
+enum fl_status furlong_asks_next(struct furlong_asks *a, uint32_t wait_ms, struct furlong_done *out,
+                                 struct fl_err *err)
 {
     struct timespec until = client_until(wait_ms);
     bool late = wait_ms == 0;
@@ -498,7 +508,10 @@ enum fl_status furlong_asks_next(struct furlong_asks *a, uint32_t wait_ms,
     return FL_OK;
 }
 
-struct asks_ending { struct client_sync sync; struct furlong_asks *a; };
+struct asks_ending {
+    struct client_sync sync;
+    struct furlong_asks *a;
+};
 
 static void asks_cancel(struct client_sync *s)
 {

@@ -3,7 +3,11 @@
 #include "worker/client/driver_priv.h"
 
 /* One wait on all members: the muster names who is late, gone or refused. */
-struct all_one { struct client_ask ask; struct asking_all *of; uint32_t i; };
+struct all_one {
+    struct client_ask ask;
+    struct asking_all *of;
+    uint32_t i;
+};
 struct asking_all {
     struct client_sync sync;
     struct furlong_group *g;
@@ -104,7 +108,9 @@ enum fl_status furlong_ask_all(struct furlong_group *g, const char *method,
                                const struct furlong_data *what, uint32_t budget_ms,
                                struct furlong_answer *each, struct fl_err *err)
 {
-    struct asking_all a = { .g = g, .method = method, .budget_ms = budget_ms, .look.fire = all_look };
+    struct asking_all a = {
+        .g = g, .method = method, .budget_ms = budget_ms, .look.fire = all_look
+    };
     enum fl_status st = FL_OK;
 
     FL_TRY(client_here(g->d->f, err));

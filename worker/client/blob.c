@@ -2,10 +2,10 @@
 #include <sys/mman.h>
 #include "worker/client/client.h"
 
-#define HUGE_FROM ((uint64_t)4 << 20) /* from here on 2 MiB pages save more faults than they waste */
+#define HUGE_FROM                                                                                  \
+    ((uint64_t)4 << 20) /* from here on 2 MiB pages save more faults than they waste */
 
-
-struct blob_head { /* in front of every blob, a cache line */
+struct blob_head {   /* in front of every blob, a cache line */
     uint64_t mapped; /* bytes of the mapping; 0: heap */
     void *base;
     uint8_t pad[48];
@@ -26,8 +26,8 @@ void *client_blob_alloc(uint64_t bytes)
     } else {
         size_t len = sizeof(*h) + (size_t)bytes;
 
-        h = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                 -1, 0);
+        h = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                 0);
         if (h == MAP_FAILED)
             return NULL;
         (void)madvise(h, len, MADV_HUGEPAGE); /* a wish */

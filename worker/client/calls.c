@@ -56,7 +56,8 @@ static void call_gone(void *arg, struct call_req *req)
     atomic_store(&c->unwanted, true);
 }
 
-struct furlong_call *client_call_new(struct furlong *f, enum furlong_what what, struct call_req *req)
+struct furlong_call *client_call_new(struct furlong *f, enum furlong_what what,
+                                     struct call_req *req)
 {
     struct furlong_call *c = FL_FAULT("client.call") ? NULL : calloc(1, sizeof(*c));
 
@@ -151,7 +152,10 @@ static enum fl_status ask_read(struct furlong_call *c, const struct wire_msg *m,
 
 /* A blob on its way in. What room() could not give memory for is not ours to keep when it arrives,
  * so that each one is looked up. */
-struct client_room { struct client_room *next; void *blob; };
+struct client_room {
+    struct client_room *next;
+    void *blob;
+};
 
 static void *room_take(struct furlong *f, const void *blob)
 {
@@ -239,7 +243,8 @@ void client_calls_other(void *service, struct call_req *req, const struct wire_m
 }
 
 /* ---- to the program ------------------------------------------------------------------------- */
-/* Nobody waits for it any more, or its memory cannot be brought back: settled without the program. */
+/* Nobody waits for it any more, or its memory cannot be brought back: settled without the program.
+ */
 static bool settled_early(struct furlong_call *c)
 {
     struct fl_err err = { 0 };
@@ -324,7 +329,10 @@ static void answer_posted(struct fl_task *t)
     answer_leave(container_of(t, struct furlong_call, back));
 }
 
-struct answer_wait { struct client_sync sync; struct furlong_call *c; };
+struct answer_wait {
+    struct client_sync sync;
+    struct furlong_call *c;
+};
 
 static void answer_waited(struct client_sync *s)
 {
@@ -398,8 +406,10 @@ void furlong_reply_data(struct furlong_call *c, const struct furlong_data *d)
     if (c->ev.what == FURLONG_OFFLOAD)
         client_weights_offload(c->f, c->ev.tags, &c->moved, &c->refused);
     if (d->body_bytes > FURLONG_BODY_MAX)
-        fl_fail(&c->refused, FL_INVALID, "%s answered %s with a body of %zu bytes, at most %u; put "
-                "bulk in the blob", c->f->seat.name, c->ev.method, d->body_bytes, FURLONG_BODY_MAX);
+        fl_fail(&c->refused, FL_INVALID,
+                "%s answered %s with a body of %zu bytes, at most %u; put "
+                "bulk in the blob",
+                c->f->seat.name, c->ev.method, d->body_bytes, FURLONG_BODY_MAX);
     if (c->refused.status == FL_OK && !d->body_bytes &&
         (c->ev.what == FURLONG_OFFLOAD || c->ev.what == FURLONG_ONLOAD))
         answer_pack(c, json, moved_json(&c->moved, json, sizeof(json)));

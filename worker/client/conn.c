@@ -57,7 +57,8 @@ static void conn_end(struct client_conn *c, const struct fl_err *why)
     free(c);
 }
 
-/* Any of them may drop itself or others on the way, so the list is walked from its start each time. */
+/* Any of them may drop itself or others on the way, so the list is walked from its start each time.
+ */
 static void users_tell(struct client_conn *c, void (*tell)(struct client_conn_user *u))
 {
     struct client_conn_user *u;
@@ -135,11 +136,13 @@ static enum fl_status conn_dial(struct client_conn *c, struct fl_err *err)
     enum fl_status st;
 
     me.want = c->at.who;
-    fl_str_add(&text, "%s%s", c->over_unix ? "unix:" : "", c->over_unix ? c->at.unix_path : c->at.tcp);
+    fl_str_add(&text, "%s%s", c->over_unix ? "unix:" : "",
+               c->over_unix ? c->at.unix_path : c->at.tcp);
     FL_TRY(stream_connect(f->loop, &stream_sock, &to, &me, NULL, NULL, &s, err));
     st = FL_FAULT("client.conn")
              ? fl_fail(err, FL_EXHAUSTED, "no memory for calls to %s", c->at.name)
-             : call_peer_create(s, client_methods, FL_LEN(client_methods), &conn_life, c, &c->call, err);
+             : call_peer_create(s, client_methods, FL_LEN(client_methods), &conn_life, c, &c->call,
+                                err);
     if (st != FL_OK)
         stream_close(s, NULL);
     return st;
@@ -259,8 +262,8 @@ static void guest_accepted(void *arg, struct stream *s)
         return;
     }
     g->line.f = f;
-    if (call_peer_create(s, client_methods, FL_LEN(client_methods), &guest_life, g, &g->call, &err) !=
-        FL_OK) {
+    if (call_peer_create(s, client_methods, FL_LEN(client_methods), &guest_life, g, &g->call,
+                         &err) != FL_OK) {
         stream_close(s, &err);
         free(g);
         return;
@@ -324,7 +327,8 @@ enum fl_status client_guests_open(struct furlong *f, struct fl_err *err)
     if (st != FL_OK)
         return fl_wrap(err, st, "listen for peers");
     text = (struct fl_str)FL_STR_ON(target);
-    fl_str_add(&text, strchr(f->seat.shown.address, ':') ? "[%s]:0" : "%s:0", f->seat.shown.address);
+    fl_str_add(&text, strchr(f->seat.shown.address, ':') ? "[%s]:0" : "%s:0",
+               f->seat.shown.address);
     st = listen_at(f, target, &f->peers->on_tcp, err);
     return st == FL_OK ? FL_OK : fl_wrap(err, st, "listen for peers at this node's address");
 }
@@ -342,7 +346,7 @@ void client_conns_close(struct furlong *f)
         conn_end(f->peers->conns, &err);
     while (f->peers->guests)
         guest_end(f->peers->guests);
-    HASH_ITER(hh, f->peers->seen, seen, next) {
+    HASH_ITER (hh, f->peers->seen, seen, next) {
         HASH_DEL(f->peers->seen, seen);
         free(seen);
     }

@@ -19,7 +19,7 @@ struct client_driver {
     pthread_cond_t changed;
     struct member *members; /* under mu; the loop alone writes */
     size_t n_members, room_members;
-    unsigned giving_back; /* relays in the background, under mu */
+    unsigned giving_back;           /* relays in the background, under mu */
     struct furlong_group *groups;   /* that were not ended, and ... */
     struct furlong_layout *layouts; /* ... not freed: go with the seat; under mu */
     /* loop thread */
@@ -51,13 +51,15 @@ struct member *member_find(struct client_driver *d, const char *role, uint32_t r
 /* "rollout 3 on gpu-b, attempt 2" */
 void member_print(const struct member *m, struct fl_str *out);
 /* Loop thread: Members, from a reply or an event. */
-enum fl_status members_take(struct client_driver *d, const void *body, size_t bytes, struct fl_err *err);
+enum fl_status members_take(struct client_driver *d, const void *body, size_t bytes,
+                            struct fl_err *err);
 
 /* The message in the background, made again until the head has it, 60 s at most. Any thread. */
 struct ProtobufCMessage;
 void driver_send_later(struct client_driver *d, uint16_t method, const struct ProtobufCMessage *m);
 
 void plane_group_ends(struct furlong_group *g); /* a program's thread */
-bool plane_feeds(struct client_driver *d, const char *role); /* mu held: members of that role hold versions */
+bool plane_feeds(struct client_driver *d,
+                 const char *role);         /* mu held: members of that role hold versions */
 void planes_heard(struct client_driver *d); /* loop thread: the list of members changed */
 void planes_close(struct client_driver *d); /* loop thread */

@@ -35,7 +35,8 @@ static enum standing group_standing(const struct furlong_group *g, const uint32_
             member_print(m, who);
         else
             fl_str_add(who, "%s %u", g->role, i);
-        fl_str_add(who, !m || m->state != FURLONG_LIVE || old ? " has not joined" : " has no weights yet");
+        fl_str_add(who, !m || m->state != FURLONG_LIVE || old ? " has not joined"
+                                                              : " has no weights yet");
         if (m && *m->why && m->state != FURLONG_LIVE)
             fl_str_add(who, " (the attempt before: %s)", m->why);
     }
@@ -60,7 +61,8 @@ static enum fl_status group_wait(struct furlong_group *g, const uint32_t *after,
         is = group_standing(g, after, &who);
         if (is != STANDS_LATE || late)
             break;
-        late = !client_cond_wait(&d->changed, &d->mu, forever ? FURLONG_FOREVER : budget_ms, &until);
+        late =
+            !client_cond_wait(&d->changed, &d->mu, forever ? FURLONG_FOREVER : budget_ms, &until);
     }
     pthread_mutex_unlock(&d->mu);
     if (is == STANDS_READY)
@@ -139,8 +141,8 @@ static enum fl_status launch_send(struct furlong_group *g, char *const argv[], c
     m.backoff_ms = o->backoff_ms;
     m.backoff_max_ms = o->backoff_max_ms;
     if (st == FL_OK)
-        st = client_relay_wait(g->d->f, FL_WORKERS_LAUNCH, true, o->start_ms, &m.base, take_members, g->d,
-                               err);
+        st = client_relay_wait(g->d->f, FL_WORKERS_LAUNCH, true, o->start_ms, &m.base, take_members,
+                               g->d, err);
     for (i = 0; copies && i < n_env; i++)
         free(copies[i]);
     free(copies);
@@ -166,8 +168,8 @@ void group_free(struct furlong_group *g)
     free(g);
 }
 
-static enum fl_status group_new(const struct furlong_layout *y, struct client_driver *d, const char *role,
-                                struct furlong_group **out, struct fl_err *err)
+static enum fl_status group_new(const struct furlong_layout *y, struct client_driver *d,
+                                const char *role, struct furlong_group **out, struct fl_err *err)
 {
     uint32_t n = furlong_layout_count(y, role);
     struct furlong_group *g;
@@ -253,7 +255,8 @@ enum fl_status furlong_launch(struct furlong *f, const struct furlong_layout *y,
     return FL_OK;
 }
 
-enum fl_status furlong_group_restart(struct furlong_group *g, uint32_t budget_ms, struct fl_err *err)
+enum fl_status furlong_group_restart(struct furlong_group *g, uint32_t budget_ms,
+                                     struct fl_err *err)
 {
     uint64_t from = fl_clock_boot_ns(), spent_ms;
     Fl__Role m = FL__ROLE__INIT;
@@ -274,7 +277,8 @@ enum fl_status furlong_group_restart(struct furlong_group *g, uint32_t budget_ms
     m.group.data = g->id;
     m.group.len = g->id_bytes;
     m.role = g->role;
-    st = client_relay_wait(g->d->f, FL_ROLE_RESTART, false, budget_ms, &m.base, take_members, g->d, err);
+    st = client_relay_wait(g->d->f, FL_ROLE_RESTART, false, budget_ms, &m.base, take_members, g->d,
+                           err);
     spent_ms = (fl_clock_boot_ns() - from) / 1000000;
     if (budget_ms && budget_ms != FURLONG_FOREVER)
         left = spent_ms < budget_ms ? (uint32_t)(budget_ms - spent_ms) : 1;

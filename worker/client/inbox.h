@@ -1,8 +1,10 @@
-/* worker/client/inbox.h - what came in and waits for the program: lanes of calls, each answered once
+/* worker/client/inbox.h - what came in and waits for the program: lanes of calls, each answered
+ * once
  *
- * The loop puts calls in, the program's threads take them out and give answers, which go back to the
- * loop as posted tasks. A call is alive from inbox_put() to its answer, whether it waits in a lane or
- * is in hand; inbox_close() lets waiting calls be taken first and then gives every lane its reason. */
+ * The loop puts calls in, the program's threads take them out and give answers, which go back to
+ * the loop as posted tasks. A call is alive from inbox_put() to its answer, whether it waits in a
+ * lane or is in hand; inbox_close() lets waiting calls be taken first and then gives every lane its
+ * reason. */
 #pragma once
 #include <pthread.h>
 #include <furlong/furlong.h>
@@ -12,7 +14,7 @@
 
 struct inbox;
 struct furlong_call {
-    struct furlong_call *next;        /* in its lane                       */
+    struct furlong_call *next;          /* in its lane                       */
     struct furlong_call *older, *newer; /* all that are alive              */
     struct furlong *f;
     struct furlong_event ev;
@@ -52,12 +54,14 @@ struct inbox {
 void inbox_init(struct inbox *b);
 void inbox_fini(struct inbox *b); /* nothing is alive any more */
 
-/* Loop thread. FL_EXHAUSTED: FURLONG_QUEUE_MAX wait in that lane; FL_INVALID: no such lane. Then c is
- * still the caller's. */
+/* Loop thread. FL_EXHAUSTED: FURLONG_QUEUE_MAX wait in that lane; FL_INVALID: no such lane. Then c
+ * is still the caller's. */
 enum fl_status inbox_put(struct inbox *b, struct furlong_call *c, struct fl_err *err);
-void inbox_close(struct inbox *b, const struct fl_err *why); /* any thread; the first reason stays */
+void inbox_close(struct inbox *b,
+                 const struct fl_err *why); /* any thread; the first reason stays */
 /* Any thread: the next of the lane. FL_AGAIN: none in wait_ms; else why the inbox is closed. */
 enum fl_status inbox_take(struct inbox *b, uint32_t lane, uint32_t wait_ms,
                           struct furlong_call **out, struct fl_err *err);
 struct furlong_call *inbox_any(struct inbox *b); /* that is alive, in hand or waiting; NULL: none */
-void inbox_forget(struct inbox *b, struct furlong_call *c); /* answered: no longer alive, nor waiting */
+void inbox_forget(struct inbox *b,
+                  struct furlong_call *c); /* answered: no longer alive, nor waiting */

@@ -33,14 +33,18 @@ static enum fl_status thread_start(struct furlong *f, struct fl_err *err)
     rc = FL_FAULT("client.thread") ? EAGAIN : pthread_create(&f->thread, NULL, loop_thread, f);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0)
-        return fl_fail(err, FL_EXHAUSTED, "%s: no thread for the sockets: errno %d", f->seat.name, rc);
+        return fl_fail(err, FL_EXHAUSTED, "%s: no thread for the sockets: errno %d", f->seat.name,
+                       rc);
     (void)pthread_setname_np(f->thread, "furlong");
     f->thread_up = true;
     return FL_OK;
 }
 
 /* ---- in ------------------------------------------------------------------------------------- */
-struct joining { struct client_sync sync; struct furlong *f; };
+struct joining {
+    struct client_sync sync;
+    struct furlong *f;
+};
 
 static void join_begin(struct client_sync *s)
 {

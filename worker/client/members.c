@@ -68,7 +68,8 @@ static struct member *member_add(struct client_driver *d, const char *role, uint
     return &d->members[d->n_members++];
 }
 
-/* Events may come twice and in any order around a restart of daemon or head: only what is newer counts. */
+/* Events may come twice and in any order around a restart of daemon or head: only what is newer
+ * counts. */
 static bool is_news(const struct member *m, const Fl__Where *w)
 {
     if (!*m->at.name) /* nothing is known yet */
@@ -118,7 +119,8 @@ static enum fl_status one_take(struct client_driver *d, const Fl__Where *w, stru
     pthread_cond_broadcast(&d->changed);
     pthread_mutex_unlock(&d->mu);
     if (!m)
-        return fl_fail(err, FL_EXHAUSTED, "no room for one more member, %d at most", DRIVER_MEMBERS_MAX);
+        return fl_fail(err, FL_EXHAUSTED, "no room for one more member, %d at most",
+                       DRIVER_MEMBERS_MAX);
     if (over) {
         fl_fail(&why, FL_UNREACHABLE, "%s ended: %s", name, *cause ? cause : "no cause is known");
         client_conn_gone(d->f, ended, &why);
@@ -128,7 +130,8 @@ static enum fl_status one_take(struct client_driver *d, const Fl__Where *w, stru
     return FL_OK;
 }
 
-enum fl_status members_take(struct client_driver *d, const void *body, size_t bytes, struct fl_err *err)
+enum fl_status members_take(struct client_driver *d, const void *body, size_t bytes,
+                            struct fl_err *err)
 {
     Fl__Members *pb = fl__members__unpack(NULL, bytes, body);
     enum fl_status st = FL_OK;
@@ -139,8 +142,8 @@ enum fl_status members_take(struct client_driver *d, const void *body, size_t by
         const Fl__Where *w = pb->members[i];
 
         if (w->state > FURLONG_ENDED || w->who->worker.len != sizeof(struct fl_worker_id))
-            st = fl_fail(err, FL_CORRUPT, "member %s %u: state %u, an id of %zu bytes", w->role, w->rank,
-                         w->state, w->who->worker.len);
+            st = fl_fail(err, FL_CORRUPT, "member %s %u: state %u, an id of %zu bytes", w->role,
+                         w->rank, w->state, w->who->worker.len);
         else
             st = one_take(d, w, err);
     }
@@ -181,7 +184,11 @@ void client_driver_up(struct furlong *f)
 }
 
 /* ---- in the background ---------------------------------------------------------------------- */
-struct later { struct fl_task start; struct client_relay relay; struct client_driver *d; };
+struct later {
+    struct fl_task start;
+    struct client_relay relay;
+    struct client_driver *d;
+};
 
 static void later_end(struct later *x)
 {

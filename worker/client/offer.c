@@ -18,8 +18,8 @@ static void offer_begin(struct client_sync *s)
     client_sync_end(s, st, &err);
 }
 
-static enum fl_status slots_fill(struct furlong_weights *w, const struct furlong_tensor *t, bool one,
-                                 struct fl_err *err)
+static enum fl_status slots_fill(struct furlong_weights *w, const struct furlong_tensor *t,
+                                 bool one, struct fl_err *err)
 {
     for (unsigned i = 0; i < (one ? 1 : 2); i++) {
         enum fl_status st = link_mem_alloc(w->slot_bytes, &w->slots[i], err);
@@ -68,7 +68,13 @@ enum fl_status furlong_weights_offer(struct furlong *f, const char *set,
 }
 
 /* ---- the trainer's calls -------------------------------------------------------------------- */
-struct moving { struct client_sync sync; struct furlong_weights *w; uint64_t version; uint32_t budget_ms; bool publish; };
+struct moving {
+    struct client_sync sync;
+    struct furlong_weights *w;
+    uint64_t version;
+    uint32_t budget_ms;
+    bool publish;
+};
 
 static void source_done(struct xfer_wait *wait, enum fl_status st, const struct fl_err *err)
 {
@@ -124,8 +130,8 @@ static enum fl_status move(struct furlong_weights *w, uint64_t version, uint32_t
         return fl_fail(err, FL_INVALID, "%s: that number stands for no version", w->set);
     st = client_sync_run(w->f->loop, &m.sync, source_begin, err);
     return st == FL_OK ? FL_OK
-                       : fl_wrap(err, st, "%s: %s version %llu", w->set, publish ? "publish" : "begin",
-                                 (unsigned long long)version);
+                       : fl_wrap(err, st, "%s: %s version %llu", w->set,
+                                 publish ? "publish" : "begin", (unsigned long long)version);
 }
 
 enum fl_status furlong_weights_begin(struct furlong_weights *w, uint64_t version,

@@ -100,7 +100,8 @@ static void peer_found(struct furlong_peer *p, const struct Fl__Where *w)
         peer_event(p, EV_NEVER);
     } else {
         fl_fail(&p->last, FL_TIMEOUT, "%s, attempt %u, has not joined yet%s%s", at.name,
-                at.who.attempt, w->why && *w->why ? "; the one before: " : "", w->why ? w->why : "");
+                at.who.attempt, w->why && *w->why ? "; the one before: " : "",
+                w->why ? w->why : "");
         peer_event(p, EV_NOT_YET);
     }
 }
@@ -109,7 +110,8 @@ static void find_done(struct client_relay *r, enum fl_status st, const struct wi
                       const struct fl_err *err)
 {
     struct furlong_peer *p = container_of(r, struct furlong_peer, find);
-    Fl__Where *w = st == FL_OK ? fl__where__unpack(NULL, reply->head.body_bytes, reply->body) : NULL;
+    Fl__Where *w =
+        st == FL_OK ? fl__where__unpack(NULL, reply->head.body_bytes, reply->body) : NULL;
 
     if (w) {
         peer_found(p, w);
@@ -137,8 +139,9 @@ static void peer_find(struct furlong_peer *p)
             peer_event(p, EV_LIVES);
             return;
         }
-        fl_fail(&p->last, state == FURLONG_ENDED ? FL_UNREACHABLE : FL_TIMEOUT, "%s %s%s%s", at.name,
-                state == FURLONG_ENDED ? "has ended" : "has not joined yet", *why ? ": " : "", why);
+        fl_fail(&p->last, state == FURLONG_ENDED ? FL_UNREACHABLE : FL_TIMEOUT, "%s %s%s%s",
+                at.name, state == FURLONG_ENDED ? "has ended" : "has not joined yet",
+                *why ? ": " : "", why);
         peer_event(p, state == FURLONG_ENDED ? EV_NEVER : EV_NOT_YET);
         return;
     }

@@ -5,7 +5,7 @@
 #include "worker/client/weights.h"
 
 enum {
-    FILL_PAUSE_MS = 1000, /* after a fill that did not succeed                                     */
+    FILL_PAUSE_MS = 1000, /* after a fill that did not succeed */
     FILL_MS = 120000
 };
 struct updating {
@@ -48,7 +48,8 @@ static void member_add(struct plane_member *m)
         fl_warn("member left out of the weight plane member=%s why=%s", m->at.name, err.text);
 }
 
-static void member_reached(struct client_reach *r, const struct client_where *where, struct call_peer *call)
+static void member_reached(struct client_reach *r, const struct client_where *where,
+                           struct call_peer *call)
 {
     struct plane_member *m = container_of(r, struct plane_member, reach);
 
@@ -133,12 +134,14 @@ void planes_heard(struct client_driver *d)
 /* ---- runs ----------------------------------------------------------------------------------- */
 static bool left_behind(const struct xfer_report *rep, uint32_t party)
 {
-    unsigned n = rep->n_left_behind < XFER_NAMED_LEFT_BEHIND ? rep->n_left_behind : XFER_NAMED_LEFT_BEHIND;
+    unsigned n =
+        rep->n_left_behind < XFER_NAMED_LEFT_BEHIND ? rep->n_left_behind : XFER_NAMED_LEFT_BEHIND;
 
     for (unsigned i = 0; i < n; i++)
         if (rep->left[i].party == party)
             return true;
-    return rep->n_left_behind > n; /* not all are named: better filled once more than served stale */
+    return rep->n_left_behind >
+           n; /* not all are named: better filled once more than served stale */
 }
 
 static void run_noted(struct plane *p, const struct xfer_report *rep)
@@ -198,8 +201,8 @@ static void run_done(struct xfer_run *r, enum fl_status st, const struct xfer_re
         set_has_version(p);
         run_noted(p, rep);
         if (p->filling)
-            fl_info("engines filled set=%s version=%llu n=%u", p->set, (unsigned long long)rep->now.number,
-                    rep->n_committed);
+            fl_info("engines filled set=%s version=%llu n=%u", p->set,
+                    (unsigned long long)rep->now.number, rep->n_committed);
     } else if (p->filling) {
         fl_debug("engines not filled yet set=%s why=%s", p->set, err ? err->text : "");
     }
@@ -242,7 +245,8 @@ static enum fl_status reached_enough(struct plane *p, bool late, struct fl_err *
         }
     }
     if (!missing)
-        return engines ? FL_OK : fl_fail(err, FL_UNREACHABLE, "no engine of role %s lives", p->to_role);
+        return engines ? FL_OK
+                       : fl_fail(err, FL_UNREACHABLE, "no engine of role %s lives", p->to_role);
     if (!late)
         return FL_AGAIN;
     if (sources < p->n_from || !engines)
@@ -285,7 +289,8 @@ static void fill_start(struct plane *p)
                                 .mode = XFER_AUTO,
                                 .slots = XFER_TWO_SLOTS,
                                 .party = XFER_ALL_PARTIES,
-                                .due_ns = fl_loop_now_ns(p->d->f->loop) + FILL_MS * (uint64_t)1000000 };
+                                .due_ns =
+                                    fl_loop_now_ns(p->d->f->loop) + FILL_MS * (uint64_t)1000000 };
     struct fl_err err;
 
     if (xfer_start(p->coord, &req, &p->run, &err) != FL_OK) {
@@ -352,7 +357,8 @@ static void plane_end(struct plane *p, const struct fl_err *why)
     free(p);
 }
 
-static enum fl_status coord_make(struct plane *p, const struct furlong_update *how, struct fl_err *err)
+static enum fl_status coord_make(struct plane *p, const struct furlong_update *how,
+                                 struct fl_err *err)
 {
     struct xfer_coord_opts o = { .set = p->set,
                                  .attempt = p->d->f->seat.who.attempt,
@@ -361,7 +367,8 @@ static enum fl_status coord_make(struct plane *p, const struct furlong_update *h
 
     p->bucket_bytes = how->bucket_bytes;
     if (!FL_COPY(p->dir, how->dir ? how->dir : ""))
-        return fl_fail(err, FL_INVALID, "the delta folder's path has more than %zu bytes", sizeof(p->dir));
+        return fl_fail(err, FL_INVALID, "the delta folder's path has more than %zu bytes",
+                       sizeof(p->dir));
     return xfer_coord_create(p->d->f->loop, &o, &p->coord, err);
 }
 
@@ -380,15 +387,17 @@ static void members_start(struct plane *p)
     }
 }
 
-static enum fl_status plane_make(struct client_driver *d, const struct updating *u, struct plane **out,
-                                 struct fl_err *err)
+static enum fl_status plane_make(struct client_driver *d, const struct updating *u,
+                                 struct plane **out, struct fl_err *err)
 {
     struct plane *p = calloc(1, sizeof(*p));
     enum fl_status st;
 
     if (!p)
         return fl_fail(err, FL_EXHAUSTED, "no memory for the weight plane");
-    *p = (struct plane){ .d = d, .from = u->from, .to = u->to, .n_from = u->from->n, .n_to = u->to->n };
+    *p = (struct plane){
+        .d = d, .from = u->from, .to = u->to, .n_from = u->from->n, .n_to = u->to->n
+    };
     p->again.fire = fill_again;
     p->reach_due.fire = reach_late;
     p->run.done = run_done;
@@ -396,7 +405,8 @@ static enum fl_status plane_make(struct client_driver *d, const struct updating 
     (void)FL_COPY(p->to_role, u->to->role);
     p->members = calloc(p->n_from + p->n_to, sizeof(*p->members));
     if (!p->members || !FL_COPY(p->set, u->how->set))
-        st = fl_fail(err, p->members ? FL_INVALID : FL_EXHAUSTED, "set %.70s: its name or memory", u->how->set);
+        st = fl_fail(err, p->members ? FL_INVALID : FL_EXHAUSTED, "set %.70s: its name or memory",
+                     u->how->set);
     else
         st = coord_make(p, u->how, err);
     if (st != FL_OK) {
@@ -413,7 +423,8 @@ static enum fl_status plane_make(struct client_driver *d, const struct updating 
 }
 
 /* Other buckets or another folder: the coordinator keeps nothing that it cannot learn again. */
-static enum fl_status plane_fits(struct plane *p, const struct furlong_update *how, struct fl_err *err)
+static enum fl_status plane_fits(struct plane *p, const struct furlong_update *how,
+                                 struct fl_err *err)
 {
     if (p->bucket_bytes == how->bucket_bytes && strcmp(p->dir, how->dir ? how->dir : "") == 0)
         return FL_OK;
@@ -490,10 +501,12 @@ static enum fl_status mode_of(const char *name, enum xfer_mode *out, struct fl_e
             return FL_OK;
     }
     return fl_fail(err, FL_INVALID,
-                   "there is no mode %.40s; auto, share, copy, broadcast, p2p and disk-delta are", name);
+                   "there is no mode %.40s; auto, share, copy, broadcast, p2p and disk-delta are",
+                   name);
 }
 
-static enum fl_status how_check(const struct furlong_update *how, enum xfer_mode *mode, struct fl_err *err)
+static enum fl_status how_check(const struct furlong_update *how, enum xfer_mode *mode,
+                                struct fl_err *err)
 {
     if (!how->set || !*how->set || how->slots > 2)
         return fl_fail(err, FL_INVALID, "an update needs the name of a set, and 1 or 2 slots");
@@ -526,11 +539,15 @@ enum fl_status furlong_update(struct furlong_group *from, struct furlong_group *
     if (out)
         *out = u.report;
     return st == FL_OK ? FL_OK
-                       : fl_wrap(err, st, "update %s to version %llu", how->set, (unsigned long long)how->version);
+                       : fl_wrap(err, st, "update %s to version %llu", how->set,
+                                 (unsigned long long)how->version);
 }
 
 /* ---- groups that end ------------------------------------------------------------------------ */
-struct ending { struct client_sync sync; struct furlong_group *g; };
+struct ending {
+    struct client_sync sync;
+    struct furlong_group *g;
+};
 
 static void group_ends(struct client_sync *s)
 {

@@ -1,8 +1,8 @@
 /* worker/client/plane.h - one set of weights on its way from one group to another
  *
  * One plane a set: the coordinator of its epochs, and streams to every member of two groups. The
- * coordinator answers begin() of trainers whatever the program does meanwhile, and engines that came
- * back are filled by the library, between the program's own updates. Loop thread. */
+ * coordinator answers begin() of trainers whatever the program does meanwhile, and engines that
+ * came back are filled by the library, between the program's own updates. Loop thread. */
 #pragma once
 #include "transport/xfer/coord.h"
 #include "worker/client/driver_priv.h"
@@ -14,8 +14,8 @@ struct plane_member {
     bool source;
     bool reached; /* has a stream                    */
     bool added;   /* the coordinator knows it        */
-    bool in_run; /* was there when the run in flight began */
-    bool holds;  /* an engine: the current version         */
+    bool in_run;  /* was there when the run in flight began */
+    bool holds;   /* an engine: the current version         */
     struct client_where at;
     /* plane_probe.c */
     bool heard, ready, probing; /* heard: it has said whether it is ready */

@@ -25,13 +25,15 @@ static void boot_id_read(char out[37])
 static enum fl_status seat_check(const Fl__Seat *pb, struct fl_err *err)
 {
     if (pb->abi != FURLONG_ABI)
-        return fl_fail(err, FL_UNSUPPORTED,
-                       "the daemon prepared a seat of ABI %u, this libfurlong speaks %u: install both "
-                       "from one version",
-                       pb->abi, FURLONG_ABI);
+        return fl_fail(
+            err, FL_UNSUPPORTED,
+            "the daemon prepared a seat of ABI %u, this libfurlong speaks %u: install both "
+            "from one version",
+            pb->abi, FURLONG_ABI);
     if (pb->who->worker.len != sizeof(struct fl_worker_id) ||
         pb->at->id.len != sizeof(struct fl_node_id) || pb->key.len != CLIENT_KEY)
-        return fl_fail(err, FL_INVALID, "seat: ids of %zu and %zu bytes, key of %zu; want %zu, %zu, %d",
+        return fl_fail(err, FL_INVALID,
+                       "seat: ids of %zu and %zu bytes, key of %zu; want %zu, %zu, %d",
                        pb->who->worker.len, pb->at->id.len, pb->key.len,
                        sizeof(struct fl_worker_id), sizeof(struct fl_node_id), CLIENT_KEY);
     if (pb->world == 0 || pb->rank >= pb->world)

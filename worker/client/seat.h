@@ -1,7 +1,7 @@
 /* worker/client/seat.h - the seat that the daemon prepared: a sealed memfd with a Seat message
  *
- * Nothing of it may be believed before its seals hold: a memfd without them could be cut short under
- * the reader (SIGBUS) or changed after it was checked. */
+ * Nothing of it may be believed before its seals hold: a memfd without them could be cut short
+ * under the reader (SIGBUS) or changed after it was checked. */
 #pragma once
 #include <furlong/furlong.h>
 #include "common/base/base.h"

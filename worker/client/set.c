@@ -1,7 +1,10 @@
 #include "worker/client/weights_priv.h"
 
 /* ---- tensors -------------------------------------------------------------------------------- */
-struct order { const struct furlong_tensor *t; uint32_t index; };
+struct order {
+    const struct furlong_tensor *t;
+    uint32_t index;
+};
 
 static int by_name(const void *a, const void *b)
 {
@@ -53,10 +56,11 @@ void laid_out_fini(struct laid_out *l)
 }
 
 enum fl_status weights_lay_out(struct furlong_weights *w, const struct furlong_tensor *t, size_t n,
-                              struct laid_out *l, struct fl_err *err)
+                               struct laid_out *l, struct fl_err *err)
 {
     if (n == 0 || n > XFER_MAX_TENSORS || !t)
-        return fl_fail(err, FL_INVALID, "%s: 1 to %d tensors, not %zu", w->set, XFER_MAX_TENSORS, n);
+        return fl_fail(err, FL_INVALID, "%s: 1 to %d tensors, not %zu", w->set, XFER_MAX_TENSORS,
+                       n);
     w->n = (uint32_t)n;
     w->offset = calloc(n, sizeof(*w->offset));
     l->order = calloc(n, sizeof(*l->order));
@@ -125,9 +129,8 @@ void weights_free(struct furlong_weights *w)
     free(w);
 }
 
-enum fl_status weights_new(struct furlong *f, const char *set,
-                                  const struct furlong_weights_opts *o,
-                                  struct furlong_weights **out, struct fl_err *err)
+enum fl_status weights_new(struct furlong *f, const char *set, const struct furlong_weights_opts *o,
+                           struct furlong_weights **out, struct fl_err *err)
 {
     struct furlong_weights *w;
 
@@ -138,7 +141,8 @@ enum fl_status weights_new(struct furlong *f, const char *set,
         return fl_fail(err, FL_INVALID, "%s: 1 or 2 slots, not %u", set, o->slots);
     if (o && (o->stream || o->fixed_addresses))
         return fl_fail(err, FL_UNSUPPORTED,
-                       "%s: this build holds weights in host memory: no stream, no fixed addresses", set);
+                       "%s: this build holds weights in host memory: no stream, no fixed addresses",
+                       set);
     w = FL_FAULT("client.weights") ? NULL : calloc(1, sizeof(*w));
     if (!w)
         return fl_fail(err, FL_EXHAUSTED, "%s: no memory", set);
@@ -213,7 +217,11 @@ uint64_t furlong_weights_version(const struct furlong_weights *w, uint64_t diges
     return v.number;
 }
 
-struct dropping { struct client_sync sync; struct furlong_weights *w; struct fl_task stopped; };
+struct dropping {
+    struct client_sync sync;
+    struct furlong_weights *w;
+    struct fl_task stopped;
+};
 
 static void drop_stopped(struct fl_task *t)
 {
@@ -259,4 +267,3 @@ void client_weights_drop_all(struct furlong *f)
     while (f->sets) /* nobody else adds or drops: the program leaves */
         furlong_weights_drop(f->sets);
 }
-

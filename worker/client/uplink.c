@@ -14,6 +14,7 @@ struct client_uplink {
     struct client_line line;
     struct call_peer *call;
     bool open;
+    struct fl_err over; /* status FL_OK: it may come back */
     uint32_t away_ms;
     struct fl_timer away, late; /* late: the join's */
     struct client_sync *joined; /* whoever waits in furlong_join(); NULL afterwards */
@@ -88,6 +89,11 @@ static void relay_try(struct client_relay *r)
                            .body = { r->body, r->body_bytes } };
     enum fl_status st;
 
+    if (up->over.status != FL_OK) {
+        r->failed = up->over;
+        fl_timer_arm(r->f->loop, &r->timer, fl_loop_now_ns(r->f->loop));
+        return;
+    }
     if (!up->open) { /* opened() tries again; until then only the deadline ends it */
         if (r->due_ns)
             fl_timer_arm(r->f->loop, &r->timer, r->due_ns);
@@ -244,8 +250,8 @@ static void serve_squeeze(void *service, struct call_req *req, const struct wire
         c->ev.bytes = pb->bytes;
         st = client_call_put(c, &err);
     } else {
-        st = fl_fail(&err, pb ? FL_EXHAUSTED : FL_CORRUPT, "%s: squeeze of %u bytes",
-                     f->seat.name, m->head.body_bytes);
+        st = fl_fail(&err, pb ? FL_EXHAUSTED : FL_CORRUPT, "%s: squeeze of %u bytes", f->seat.name,
+                     m->head.body_bytes);
     }
     if (st != FL_OK && req)
         call_fail(req, &err);
@@ -341,6 +347,8 @@ static void uplink_lost(void *service, const struct fl_err *why)
 static void uplink_over(struct client_uplink *up, const struct fl_err *why)
 {
     up->open = false;
+    if (up->over.status == FL_OK)
+        up->over = *why;
     inbox_close(&up->line.f->inbox, why);
     joined_end(up, why->status, why);
     while (up->relays) {

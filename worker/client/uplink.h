@@ -1,21 +1,23 @@
 /* worker/client/uplink.h - the way to the daemon, and through it to the head
  *
- * Loop thread. The stream connects again by itself; what is asked meanwhile waits. A daemon that was
- * away for FURLONG_DAEMON_AWAY_MS, or says that the seat is another's, closes the inbox. */
+ * Loop thread. The stream connects again by itself; what is asked meanwhile waits. A daemon that
+ * was away for FURLONG_DAEMON_AWAY_MS, or says that the seat is another's, closes the inbox. */
 #pragma once
 #include "common/proto/methods.h"
 #include "worker/client/client.h"
 
 struct client_sync;
 /* Listens, connects, says WORKER_READY; joined ends once with the outcome. */
-enum fl_status client_uplink_open(struct furlong *f, struct client_sync *joined, struct fl_err *err);
-void client_uplink_close(struct furlong *f); /* relays in flight come back FL_CANCELLED; NULL is fine */
+enum fl_status client_uplink_open(struct furlong *f, struct client_sync *joined,
+                                  struct fl_err *err);
+void client_uplink_close(
+    struct furlong *f); /* relays in flight come back FL_CANCELLED; NULL is fine */
 bool client_uplink_is_open(const struct furlong *f);
 /* One way; lost while the daemon is away. */
 enum fl_status client_uplink_event(struct furlong *f, uint16_t method, struct fl_bytes body);
 
-/* A call to the head that the daemon relays; embed it, zeroed. done comes once, later. Methods that may be made twice without
- * harm are made again when the way or the head was lost, until due. */
+/* A call to the head that the daemon relays; embed it, zeroed. done comes once, later. Methods that
+ * may be made twice without harm are made again when the way or the head was lost, until due. */
 struct client_relay {
     struct furlong *f;
     uint16_t method;

@@ -8,8 +8,15 @@
 #include "worker/client/uplink.h"
 
 enum { LATER_MS = 100 }; /* the stream to the daemon was full */
-struct watch_metric { char name[CLIENT_METRIC_NAME]; double value; bool fresh; };
-struct watch_step { struct watch_step *next; char json[]; };
+struct watch_metric {
+    char name[CLIENT_METRIC_NAME];
+    double value;
+    bool fresh;
+};
+struct watch_step {
+    struct watch_step *next;
+    char json[];
+};
 struct client_watch {
     struct furlong *f;
     pthread_mutex_t mu;

@@ -1,16 +1,18 @@
 /* worker/client/weights.h - sets of weights that this process offers or accepts
  *
  * The loop owns source and sink; the program reads where its tensors lie. Where they lie changes on
- * the program's thread alone: in begin, in the answer to COMMIT, in those to OFFLOAD and to a PAUSE of
- * the plane. */
+ * the program's thread alone: in begin, in the answer to COMMIT, in those to OFFLOAD and to a PAUSE
+ * of the plane. */
 #pragma once
 #include "worker/client/client.h"
 
-enum fl_status client_weights_open(struct furlong *f, struct fl_err *err); /* loop thread: the port */
-void client_weights_drop_all(struct furlong *f); /* a program's thread */
-void client_weights_close(struct furlong *f);    /* loop thread; none is left; NULL port is fine */
+enum fl_status client_weights_open(struct furlong *f,
+                                   struct fl_err *err); /* loop thread: the port */
+void client_weights_drop_all(struct furlong *f);        /* a program's thread */
+void client_weights_close(struct furlong *f); /* loop thread; none is left; NULL port is fine */
 
-/* A program's thread. COMMIT, or PAUSE of the plane, is being answered: c->set's pointers change. */
+/* A program's thread. COMMIT, or PAUSE of the plane, is being answered: c->set's pointers change.
+ */
 void client_weights_settle(struct furlong_call *c);
 /* Arena and accepted weights together. */
 enum fl_status client_weights_offload(struct furlong *f, uint32_t tags, struct furlong_moved *m,

@@ -141,6 +141,39 @@ static enum fl_status told_init(struct drv_seat *s, enum drv_side side, struct f
     return FL_OK;
 }
 
+enum { DIR_MAX = 1100 };
+static enum fl_status update_how(struct driver *d, uint64_t version, char dir[DIR_MAX],
+                                 struct furlong_update *out, struct fl_err *err)
+{
+    const struct train_flags *f = &d->flags;
+
+    *out = (struct furlong_update){
+        .version = version,
+        .set = "policy",
+        .mode = f->mode,
+        .least_engines = (uint32_t)f->min_engines,
+        .budget_ms = (uint32_t)(f->update_timeout_s * 1000),
+        .slots = (uint32_t)f->weight_slots,
+        .bucket_bytes = f->buffer_size,
+    };
+    if (strcmp(f->mode, "disk-delta") != 0)
+        return FL_OK;
+    snprintf(dir, DIR_MAX, "%s%s", f->update_weight_disk_dir ? f->update_weight_disk_dir : d->run_dir,
+             f->update_weight_disk_dir ? "" : "/weights");
+    out->dir = dir;
+    return fl_mkdirs(dir, err);
+}
+
+static enum fl_status plane_open(struct driver *d, struct fl_err *err)
+{
+    struct drv_seat *s = d->seat;
+    struct furlong_update how;
+    char dir[DIR_MAX];
+
+    FL_TRY(update_how(d, 0, dir, &how, err));
+    return furlong_plane(s->groups[DRV_TRAINERS], s->groups[DRV_ENGINES], &how, err);
+}
+
 static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct fl_err *err)
 {
     struct drv_seat *s = d->seat;
@@ -168,7 +201,9 @@ static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct f
     if (st != FL_OK)
         return fl_wrap(err, st, "start the %ss", side_roles[side]);
     d->n_of[side] = furlong_group_size(s->groups[side]);
-    return told_init(s, side, err);
+    FL_TRY(told_init(s, side, err));
+    /* a driver that came back: trainers that live may write before the first update */
+    return s->groups[DRV_TRAINERS] && s->groups[DRV_ENGINES] ? plane_open(d, err) : FL_OK;
 }
 
 bool drv_seat_tell(struct driver *d, enum drv_side side, uint32_t wait_ms)
@@ -282,26 +317,11 @@ static enum fl_status seat_ask(struct driver *d, enum drv_side side, const char 
 static enum fl_status seat_update(struct driver *d, uint64_t version, struct furlong_report *out,
                                   struct fl_err *err)
 {
-    const struct train_flags *f = &d->flags;
     struct drv_seat *s = d->seat;
-    char dir[1100];
-    struct furlong_update how = {
-        .version = version,
-        .set = "policy",
-        .mode = f->mode,
-        .least_engines = (uint32_t)f->min_engines,
-        .budget_ms = (uint32_t)(f->update_timeout_s * 1000),
-        .slots = (uint32_t)f->weight_slots,
-        .bucket_bytes = f->buffer_size,
-    };
+    struct furlong_update how;
+    char dir[DIR_MAX];
 
-    if (!strcmp(f->mode, "disk-delta")) {
-        snprintf(dir, sizeof(dir), "%s%s",
-                 f->update_weight_disk_dir ? f->update_weight_disk_dir : d->run_dir,
-                 f->update_weight_disk_dir ? "" : "/weights");
-        FL_TRY(fl_mkdirs(dir, err));
-        how.dir = dir;
-    }
+    FL_TRY(update_how(d, version, dir, &how, err));
     return furlong_update(s->groups[DRV_TRAINERS], s->groups[DRV_ENGINES], &how, out, err);
 }
 
