@@ -92,6 +92,7 @@ void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, ui
     for (struct co_member *m = c->members; m; m = m->next) {
         co_quiet(m); /* also those who are late: what they say now belongs to no step */
         m->mustered = !m->gone && who(m);
+        m->not_now = false;
         n += m->mustered;
     }
     if (fl_muster_create(c->loop, what, n, due_ns, over, c, &c->muster, &err) != FL_OK) {

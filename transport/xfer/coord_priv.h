@@ -46,6 +46,7 @@ struct co_member {
     struct fl_timer again;
     unsigned muster_at;
     bool mustered;
+    bool not_now; /* BEGIN was answered so: the phase says why */
     /* this run */
     bool gives;
     enum co_phase phase;

@@ -136,6 +136,7 @@ static void heard_state(struct co_member *m, enum fl_status st, const struct wir
                          m->st.buckets_in, m->st.buckets_all);
         else
             fl_muster_at(m->c->muster, m->muster_at, "begin: %s", err.text);
+        m->not_now = m->ask != ask_wait;
         co_again(m, m->ask);
         return;
     }
@@ -183,7 +184,8 @@ static void ask_take(struct co_member *m)
     enum fl_status st = co_begin_make(c, m, &b, &err);
     char *blob = st == FL_OK ? malloc(b.part_bytes + digests + 1) : NULL;
 
-    fl_muster_at(c->muster, m->muster_at, "begin");
+    if (!m->not_now) /* else the reason stays, also while the question is on its way once more */
+        fl_muster_at(c->muster, m->muster_at, "begin");
     if (st == FL_OK && !blob)
         st = fl_fail(&err, FL_EXHAUSTED, "no memory to begin at %s", m->me.name);
     if (st == FL_OK) {
