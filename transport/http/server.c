@@ -355,7 +355,7 @@ enum fl_status http_server_create(struct fl_loop *l, const struct http_config *c
 {
     struct http_server *s = calloc(1, sizeof(*s));
     enum fl_status st;
-    int fd;
+    int fd = -1;
 
     if (!s)
         return fl_fail(err, FL_EXHAUSTED, "no memory for an HTTP server");
