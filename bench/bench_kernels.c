@@ -11,7 +11,7 @@
 #include "kernels/digest.h"
 #include "kernels/launch.h"
 
-enum { RUNS = 20, WARM = 3, MAX_TENSORS = 512, ALIGN = 256 };
+enum { RUNS = 20, WARM = 3, MAX_TENSORS = 512, ALIGN = 256, PATTERN_BYTES = 63999984 };
 struct shape {
     uint64_t layers, hidden, q, kv, ffn, vocab, head;
     bool tied;
@@ -112,14 +112,78 @@ static float median_ms(struct gpu *g, struct job *j)
     return ms[RUNS / 2];
 }
 
+/* The source repeats a pattern whose length shares nothing with the tensors'. */
+static unsigned char *pattern;
+
+static void digest_of_pattern(uint64_t digest[2], uint64_t at, uint64_t bytes)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t off = (at + done) % PATTERN_BYTES, len = PATTERN_BYTES - off;
+
+        len = len < bytes - done ? len : bytes - done;
+        kernel_digest_add(digest, pattern + off, len, done);
+        done += len;
+    }
+}
+
+static void fill_source(struct job *j)
+{
+    uint64_t x = 88172645463325252ull;
+
+    for (uint64_t i = 0; i + 8 <= PATTERN_BYTES; i += 8) {
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        memcpy(pattern + i, &x, 8);
+    }
+    for (uint64_t at = 0; at < j->bytes; at += PATTERN_BYTES) {
+        uint64_t left = j->bytes - at;
+
+        must(gpu->copy(j->s, j->from + at, (uint64_t)(uintptr_t)pattern,
+                       left < PATTERN_BYTES ? left : PATTERN_BYTES, &err));
+    }
+    must(gpu->stream_sync(j->s, &err));
+}
+
+/* Tensors whose digest or bytes are not the source's. */
+static uint64_t count_wrong(struct gpu *g, struct job *j, const struct kernel_piece *whole,
+                            size_t n)
+{
+    uint64_t(*got)[2] = calloc(n, sizeof(*got)), wrong = 0;
+    unsigned char *back;
+
+    must(gpu->pin(g, PATTERN_BYTES, (void **)&back, &err));
+    must(gpu->fill(j->s, j->digests, 0, n * sizeof(*got), &err));
+    j->digest = true;
+    once(j);
+    must(gpu->copy(j->s, (uint64_t)(uintptr_t)got, j->digests, n * sizeof(*got), &err));
+    must(gpu->stream_sync(j->s, &err));
+    for (size_t i = 0; i < n; i++) {
+        uint64_t d[2] = { 0, 0 };
+
+        digest_of_pattern(d, whole[i].from_off, whole[i].run_bytes);
+        wrong += d[0] != got[i][0] || d[1] != got[i][1];
+    }
+    for (size_t i = 0; i < n; i++)
+        for (uint64_t at = whole[i].from_off, end = at + whole[i].run_bytes; at < end;) {
+            uint64_t off = at % PATTERN_BYTES,
+                     len = PATTERN_BYTES - off < end - at ? PATTERN_BYTES - off : end - at;
+
+            must(gpu->copy(j->s, (uint64_t)(uintptr_t)back, j->to + at, len, &err));
+            must(gpu->stream_sync(j->s, &err));
+            wrong += memcmp(back, pattern + off, len) != 0;
+            at += len;
+        }
+    gpu->unpin(g, back);
+    free(got);
+    return wrong;
+}
+
 static void run(struct gpu *g, const char *name, const struct shape *shape)
 {
     static struct kernel_piece whole[MAX_TENSORS];
-    uint64_t total, wrong = 0;
+    uint64_t total;
     size_t n = tensors_of(shape, whole, &total),
            cut = kernel_pieces_cut(whole, n, KERNEL_NO_CAST, NULL);
     struct kernel_piece *pieces = malloc(cut * sizeof(*pieces));
-    unsigned char *host;
     struct job j = { .g = g, .bytes = total, .n = cut };
 
     kernel_pieces_cut(whole, n, KERNEL_NO_CAST, pieces);
@@ -128,33 +192,11 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
     must(gpu->alloc(g, total, &j.to, &err));
     must(gpu->alloc(g, cut * sizeof(*pieces), &j.pieces, &err));
     must(gpu->alloc(g, n * 16, &j.digests, &err));
-    must(gpu->pin(g, total, (void **)&host, &err));
-    uint64_t x = 88172645463325252ull;
-    for (uint64_t i = 0; i + 8 <= total; i += 8) {
-        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-        memcpy(host + i, &x, 8);
-    }
-    must(gpu->copy(j.s, j.from, (uint64_t)(uintptr_t)host, total, &err));
+    must(gpu->pin(g, PATTERN_BYTES, (void **)&pattern, &err));
     must(gpu->copy(j.s, j.pieces, (uint64_t)(uintptr_t)pieces, cut * sizeof(*pieces), &err));
-    must(gpu->fill(j.s, j.digests, 0, n * 16, &err));
-    j.digest = true;
-    once(&j);
-    uint64_t(*got)[2] = calloc(n, 16);
-    must(gpu->copy(j.s, (uint64_t)(uintptr_t)got, j.digests, n * 16, &err));
-    must(gpu->stream_sync(j.s, &err));
-    unsigned char *back = malloc(total);
-    for (size_t i = 0; i < n; i++) {
-        uint64_t d[2] = { 0, 0 };
-
-        kernel_digest_add(d, host + whole[i].from_off, whole[i].run_bytes, 0);
-        wrong += d[0] != got[i][0] || d[1] != got[i][1];
-    }
-    memcpy(back, host, total);
-    must(gpu->copy(j.s, (uint64_t)(uintptr_t)host, j.to, total, &err));
-    must(gpu->stream_sync(j.s, &err));
-    for (size_t i = 0; i < n; i++)
-        wrong +=
-            memcmp(back + whole[i].from_off, host + whole[i].from_off, whole[i].run_bytes) != 0;
+    must(gpu->fill(j.s, j.to, 0, total, &err));
+    fill_source(&j);
+    uint64_t wrong = count_wrong(g, &j, whole, n);
     j.copy = true;
     float limit = median_ms(g, &j);
     j.copy = false;
@@ -168,15 +210,13 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
                name, digest ? " with digests" : "", n, (unsigned long long)total, ms, limit,
                ms / limit, (unsigned long long)wrong);
     }
-    gpu->unpin(g, host);
+    gpu->unpin(g, pattern);
     gpu->free(g, j.from);
     gpu->free(g, j.to);
     gpu->free(g, j.pieces);
     gpu->free(g, j.digests);
     gpu->stream_free(j.s);
     free(pieces);
-    free(got);
-    free(back);
 }
 
 int main(int argc, char **argv)
