@@ -23,7 +23,7 @@ static struct role *seat_role(const struct seat *s)
     return g ? role_of(g, s->rec->role) : NULL;
 }
 
-static const Fl__LayoutRank *seat_rank(const struct seat *s)
+const Fl__LayoutRank *seat_rank(const struct seat *s)
 {
     struct group *g = seat_group(s);
     const Fl__Layout *y = g ? g->rec->layout : NULL;

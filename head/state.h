@@ -340,6 +340,7 @@ void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after
 void seat_dirty(struct seat *s);
 enum fl_status seat_again(struct seat *s, bool counts, struct fl_err *err);
 struct node *seat_node(const struct seat *s);
+const Fl__LayoutRank *seat_rank(const struct seat *s); /* as placed; NULL: a driver, or its group has gone */
 void members_push(struct head *h); /* at the end of this turn */
 void members_push_now(struct head *h);
 void members_fill(struct head *h, const struct seat *s, Fl__Where *w, Fl__SeatRef *ref);

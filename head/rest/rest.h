@@ -28,3 +28,4 @@ json_t *rest_text(const char *text);                /* null for NULL */
 json_t *rest_hex(const ProtobufCBinaryData *bytes); /* as text */
 json_t *rest_amount(int64_t e4);                    /* whole numbers as integers */
 const char *rest_group_state(Fl__GroupState s);
+const char *rest_seat_state(const struct seat *s);

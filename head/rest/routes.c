@@ -1,8 +1,10 @@
 #include "common/base/id.h"
 #include "head/rest/rest.h"
+#include "head/web/web.h"
 
 /* clang-format off */
 static const struct http_route routes[] = {
+    { "GET",  "/",                              web_root, .open = true },
     { "GET",  "/api/version",                   rest_version, .open = true },
     { "POST", "/api/jobs/",                     rest_job_submit },
     { "GET",  "/api/jobs/",                     rest_job_list },
@@ -17,6 +19,9 @@ static const struct http_route routes[] = {
     { "GET",  "/api/furlong/groups",            rest_groups },
     { "GET",  "/api/furlong/leases",            rest_leases },
     { "GET",  "/api/furlong/explain/{id}",      rest_explain },
+    { "GET",  "/api/furlong/browse/jobs",       web_browse_jobs },
+    { "GET",  "/api/furlong/browse/jobs/{id}",  web_browse_job },
+    { "GET",  "/api/furlong/browse/nodes",      web_browse_nodes },
     { "POST", "/api/furlong/shutdown",          rest_shutdown },
     { "GET",  "/metrics",                       rest_metrics },
     { 0 },

@@ -45,9 +45,8 @@ static void add_lease(json_t *resources, const Fl__Lease *l)
         add_amount(resources, l->amounts[i]->name, "used", l->amounts[i]->e4);
 }
 
-static void add_node(struct head *h, const struct node *n, json_t *resources)
+static void add_inventory(const struct node *n, json_t *resources)
 {
-    struct lease *l, *tmp;
     struct unknown_lease *u;
 
     for (size_t i = 0; i < n->rec->inventory->n_total; i++)
@@ -55,6 +54,13 @@ static void add_node(struct head *h, const struct node *n, json_t *resources)
                    n->rec->inventory->total[i]->e4);
     LL_FOREACH (n->leases, u)
         add_lease(resources, u->lease);
+}
+
+static void add_node(struct head *h, const struct node *n, json_t *resources)
+{
+    struct lease *l, *tmp;
+
+    add_inventory(n, resources);
     HASH_ITER (hh, h->leases, l, tmp)
         if (same_bytes(&l->rec->at->id, &n->rec->who->id))
             add_lease(resources, l->rec);
@@ -110,11 +116,19 @@ void rest_status(void *head, struct http_req *req)
     char cluster[33];
     struct node *n, *ntmp;
     struct job *j, *jtmp;
+    struct lease *l, *ltmp;
 
     HASH_ITER (hh, h->nodes, n, ntmp) {
         count(nodes, node_state_name(n->state));
         if (n->rec->fate == FL__NODE_FATE__NODE_IN)
-            add_node(h, n, resources);
+            add_inventory(n, resources);
+    }
+    HASH_ITER (hh, h->leases, l,
+               ltmp) { /* each once: thousands of nodes are looked at every second */
+        const struct node *at = node_of(h, &l->rec->at->id);
+
+        if (at && at->rec->fate == FL__NODE_FATE__NODE_IN)
+            add_lease(resources, l->rec);
     }
     HASH_ITER (hh, h->jobs, j, jtmp)
         count(jobs, job_status_name(j->rec->status));
@@ -197,7 +211,7 @@ void rest_nodes(void *head, struct http_req *req)
     http_reply_json(req, 200, list);
 }
 
-static const char *seat_state_name(const struct seat *s)
+const char *rest_seat_state(const struct seat *s)
 {
     switch (s->rec->state) {
     case FL__SEAT_STATE__SEAT_LIVE:
@@ -229,7 +243,7 @@ static json_t *seat_json(const struct seat *s)
 
     return json_pack("{s:o,s:s,s:i,s:i,s:i,s:s,s:o,s:o,s:s,s:o,s:i,s:o,s:o,s:b}", "id",
                      rest_hex(&r->who->worker), "role", r->role, "rank", (int)r->rank, "world",
-                     (int)r->world, "attempt", (int)r->who->attempt, "state", seat_state_name(s),
+                     (int)r->world, "attempt", (int)r->who->attempt, "state", rest_seat_state(s),
                      "node", rest_text(n ? n->rec->name : NULL), "pid",
                      s->pid ? json_integer(s->pid) : json_null(), "job", s->job->rec->submission_id,
                      "group", r->has_group ? rest_hex(&r->group) : json_null(), "restarts",

@@ -16,7 +16,7 @@ struct http_route { /* a table of these, ended by { 0 }; the first that fits ser
     const char *pattern; /* "/api/jobs/{id}/stop"; {id} takes one segment, {rest*} all that is left */
     void (*handle)(void *arg, struct http_req *req);
     size_t body_max_bytes; /* 0: the server's */
-    bool open;             /* asks no token, from nowhere: /api/version alone should */
+    bool open;             /* asks no token, from nowhere: /api/version and the page, which holds no data */
 };
 struct http_config { /* copied, but for the routes */
     const char *host; /* an address of this machine; NULL: 127.0.0.1 */

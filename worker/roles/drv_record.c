@@ -95,6 +95,8 @@ static void perf_json(json_t *o, const struct drv_step *s, double step_s)
     set(o, "perf/actor_train_tok_per_s", s->train_s > 0 ? (double)s->tokens / s->train_s : 0);
     set(o, "perf/update_weights_move_time", (double)s->report.move_ns * 1e-9);
     set(o, "perf/update_weights_pause_time", (double)s->report.pause_ns * 1e-9);
+    set(o, "perf/update_weights_predicted_time", /* of the move; NAN: no update, or nothing known */
+        s->report.predicted_ns ? (double)s->report.predicted_ns * 1e-9 : NAN);
     json_object_set_new(o, "perf/update_weights_bytes", json_integer((json_int_t)s->report.bytes));
 }
 
