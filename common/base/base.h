@@ -1,5 +1,6 @@
 #pragma once
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <furlong/types.h>
 
 /* ==== common/base/base.h: the few words that every file uses ================================== */

@@ -1,5 +1,8 @@
 #pragma once
 #include <furlong/furlong.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* ==== include/furlong/driver.h: what only a driver may do ======================================
  * A driver is the job's own process (role "driver", rank 0). Elsewhere these calls give FL_DENIED.
@@ -113,3 +116,6 @@ enum fl_status furlong_update(struct furlong_group *from, struct furlong_group *
  * 1,024 that the head has not acknowledged are kept and sent when it is back, further ones are left
  * out; furlong_leave() waits 5 s for them. One whose acknowledgement was lost comes twice. */
 void furlong_step_record(struct furlong *f, const char *json);
+#ifdef __cplusplus
+}
+#endif

@@ -1,5 +1,8 @@
 #pragma once
 #include <furlong/types.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* ==== include/furlong/furlong.h: a program's seat in a run =====================================
  * Needs libc alone; exports furlong_* and nothing else. Starts one thread of its own, for the
@@ -241,3 +244,6 @@ enum fl_status furlong_arena_onload(struct furlong *f, uint32_t tags, struct fur
 /* Never wait, never fail: while the daemon is away the last value of each name is kept (256 names). */
 void furlong_metric(struct furlong *f, const char *name, double value);
 void furlong_progress(struct furlong *f, uint64_t done, uint64_t total);
+#ifdef __cplusplus
+}
+#endif

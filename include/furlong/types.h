@@ -2,7 +2,6 @@
 
 /* ==== include/furlong/types.h: what programs and the house share ===============================
  * The status says what a caller may do next; the rest is evidence. Numbers travel: append only. */
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

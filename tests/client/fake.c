@@ -53,7 +53,7 @@ struct fake {
     struct guest *guests;
     struct worker workers[WORKERS];
     unsigned n_workers;
-    bool head_away, listed;
+    bool head_away, listed, far;
     pthread_mutex_t mu; /* what the test waits for */
     pthread_cond_t changed;
     struct metric metrics[32];
@@ -131,7 +131,7 @@ static void where_fill(const struct worker *w, struct where_pb *p)
     p->w.rank = w->rank;
     p->w.state = w->state;
     p->w.node = "gpu-a";
-    p->w.boot_id = boot;
+    p->w.boot_id = w->f->far ? (char *)(uintptr_t) "another machine" : boot;
     p->w.tcp = (char *)(uintptr_t)w->tcp;
     p->w.unix_path = (char *)(uintptr_t)w->unix_path;
     p->w.why = (char *)(uintptr_t)w->why;
@@ -824,6 +824,21 @@ static void begin_head(struct client_sync *s)
 
     d->f->head_away = d->number;
     client_sync_end(s, FL_OK, NULL);
+}
+
+static void begin_far(struct client_sync *s)
+{
+    struct doing *d = container_of(s, struct doing, sync);
+
+    d->f->far = d->number;
+    client_sync_end(s, FL_OK, NULL);
+}
+
+void fake_far(struct fake *f, bool far)
+{
+    struct doing d = { .f = f, .number = far };
+
+    client_sync_run(f->loop, &d.sync, begin_far, NULL);
 }
 
 void fake_head_away(struct fake *f, bool away)

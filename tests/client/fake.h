@@ -23,6 +23,8 @@ void fake_ended(struct fake *f, const char *role, uint32_t rank,
 /* The daemon: away (its socket gone, streams cut), and back with what it knew. */
 void fake_down(struct fake *f);
 void fake_up(struct fake *f);
+void fake_far(struct fake *f,
+              bool far); /* the directory says that all others are on another machine */
 void fake_head_away(struct fake *f,
                     bool away); /* relayed calls are answered FL_UNREACHABLE meanwhile */
 void fake_forget(struct fake *f, const char *role,

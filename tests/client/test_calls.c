@@ -91,6 +91,63 @@ static void bodies_and_blobs_go_both_ways(void **state)
     pair_end(&p);
 }
 
+static void from_another_machine_by_tcp(void **state)
+{
+    struct pair p = pair_make();
+    struct furlong_data d = { "body", 4, NULL, 5 << 20 };
+    struct furlong_answer a;
+    struct fl_err err;
+
+    (void)state;
+    d.blob = calloc(1, d.blob_bytes);
+    fake_far(p.fake, true);
+    t_ok(furlong_ask(p.peer, 0, "echo", &d, 20000, &a, &err), &err);
+    t_int_eq(a.blob_bytes, d.blob_bytes);
+    furlong_answer_free(&a);
+    free((void *)(uintptr_t)d.blob);
+    pair_end(&p);
+}
+
+/* A process whose seat was given on, but which has not heard of it. */
+static void an_older_attempt_is_refused(void **state)
+{
+    struct pair p = pair_make();
+    struct furlong *newer = NULL, *older = NULL;
+    struct furlong_peer *peer;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    t_ok(fake_join(p.fake, "critic", 0, 1, 5, &newer, &err), &err);
+    t_ok(furlong_peer(newer, "rollout", 0, &peer, &err), &err);
+    says(peer, 0, "count", "1");
+    t_ok(fake_join(p.fake, "critic", 0, 1, 4, &older, &err), &err);
+    t_ok(furlong_peer(older, "rollout", 0, &peer, &err), &err);
+    t_refused(furlong_ask(peer, 0, "count", NULL, 200, NULL, &err), FL_TIMEOUT, &err);
+    t_has(err.text, "knows attempt 5");
+    furlong_leave(older);
+    furlong_leave(newer);
+    says(p.peer, 0, "count", "2");
+    pair_end(&p);
+}
+
+static void another_key_is_refused(void **state)
+{
+    struct pair p = pair_make();
+    struct client_seat seat = { 0 };
+    struct furlong *stranger = NULL;
+    struct fl_err err = { 0 };
+    int fd = fake_seat(p.fake, "critic", 0, 1, 1);
+
+    (void)state;
+    t_ok(client_seat_read(fd, &seat, &err), &err);
+    close(fd);
+    seat.key[0] ^= 1;
+    t_refused(client_join(&seat, &stranger, &err), FL_DENIED, &err);
+    t_true(!stranger);
+    says(p.peer, 0, "count", "1");
+    pair_end(&p);
+}
+
 static void too_big_a_body_is_refused(void **state)
 {
     struct pair p = pair_make();
@@ -646,6 +703,9 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(joins_and_leaves),
         cmocka_unit_test(bodies_and_blobs_go_both_ways),
+        cmocka_unit_test(from_another_machine_by_tcp),
+        cmocka_unit_test(an_older_attempt_is_refused),
+        cmocka_unit_test(another_key_is_refused),
         cmocka_unit_test(too_big_a_body_is_refused),
         cmocka_unit_test(refusals_keep_their_words),
         cmocka_unit_test(reserved_names_become_events),

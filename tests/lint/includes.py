@@ -45,7 +45,7 @@ IMPURE = re.compile(r"^(common/base/(log|loop|file|muster|metrics|fault)\.h|time
                     r"signal\.h|poll\.h|sys/.*|dirent\.h)$")
 PURE = {"placement"}
 # These need libc alone.
-NO_PLAIN = {"include", "examples", "placement", "common/base"}
+NO_PLAIN = {"include", "placement", "common/base"}
 
 THIRD = [
     ("jansson", r"jansson\.h"), ("uthash", r"ut(hash|list|array|string)\.h"), ("xxhash", r"xxhash\.h"),

@@ -13,6 +13,7 @@ enum peer_event {
     EV_LIVES,   /* the directory named an attempt that joined */
     EV_NOT_YET, /* not joined, or the directory is away       */
     EV_NEVER,   /* no such rank, or ended for good            */
+    EV_DENIED,  /* it knows another key                       */
     EV_OPEN,    /* the stream is there                        */
     EV_CLOSED,  /* it broke, or could not be made             */
     EV_AGAIN,   /* the pause is over, or there is news        */
@@ -41,6 +42,7 @@ static const struct peer_edge {
     { PEER_WAITING,    EV_ALONE,   PEER_IDLE,       peer_rest    },
     { PEER_CONNECTING, EV_OPEN,    PEER_READY,      peer_opened  },
     { PEER_CONNECTING, EV_CLOSED,  PEER_WAITING,    peer_pause   },
+    { PEER_CONNECTING, EV_DENIED,  PEER_WAITING,    peer_fail    },
     { PEER_READY,      EV_CLOSED,  PEER_WAITING,    peer_broke   },
 };
 /* clang-format on */
@@ -183,7 +185,7 @@ static void conn_is_closed(struct client_conn_user *u, const struct fl_err *why)
 
     p->last = *why;
     p->call = NULL;
-    peer_event(p, EV_CLOSED);
+    peer_event(p, why->status == FL_DENIED && p->state == PEER_CONNECTING ? EV_DENIED : EV_CLOSED);
 }
 
 static void conn_is_ready(struct client_conn_user *u)
