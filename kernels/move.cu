@@ -71,16 +71,17 @@ __device__ uint16_t to_f16(uint32_t x)
 template <int CAST> __device__ uint4 load(const unsigned char *from, uint64_t out_off)
 {
     if (CAST == KERNEL_NO_CAST)
-        return __ldcs(reinterpret_cast<const uint4 *>(from + out_off));
+        return *reinterpret_cast<const uint4 *>(from + out_off);
     const uint4 *p = reinterpret_cast<const uint4 *>(from + 2 * out_off);
-    uint4 a = __ldcs(p), b = __ldcs(p + 1);
+    uint4 a = p[0], b = p[1];
     auto two = [](uint32_t x, uint32_t y) {
         return CAST == KERNEL_F32_TO_BF16 ? to_bf16(x) | (uint32_t)to_bf16(y) << 16 : to_f16(x) | (uint32_t)to_f16(y) << 16;
     };
     return make_uint4(two(a.x, a.y), two(a.z, a.w), two(b.x, b.y), two(b.z, b.w));
 }
 
-/* One run, by one warp: everything on 16 bytes, the run beginning at a whole block of the digest. */
+/* Plain loads and stores: with the hint that the data is not needed again 16 GB took 2.5% longer (H200).
+ * One run, by one warp: everything on 16 bytes, the run beginning at a whole block of the digest. */
 template <int CAST, bool DIGEST, bool STORE>
 __device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, uint64_t first, uint64_t bytes,
                          const uint32_t (&w)[2][4], const uint64_t (&presence)[2])
@@ -111,7 +112,7 @@ __device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, 
                 bool in = off < bytes;
 
                 if (STORE && in)
-                    __stcs(reinterpret_cast<uint4 *>(to + off), v[i]);
+                    *reinterpret_cast<uint4 *>(to + off) = v[i];
                 for (unsigned l = 0; DIGEST && l < 2; l++) {
                     uint64_t h = __shfl_sync(0xffffffffu, hash[l], 2 * (step + i) + lane / 16);
                     uint64_t sum = presence[l] + (uint64_t)v[i].x * w[l][0] + (uint64_t)v[i].y * w[l][1] +

@@ -6,7 +6,9 @@
 #pragma once
 #include "transport/arena/arena.h"
 
-/* FL_UNSUPPORTED: no driver. FL_NOT_FOUND: no such device in this process. */
+/* Chunks are as large as FURLONG_ARENA_WEIGHTS_CHUNK (of weights; default 256MiB) and
+ * FURLONG_ARENA_CHUNK (64MiB) say. FL_UNSUPPORTED: no driver. FL_NOT_FOUND: no such device in this
+ * process. FL_INVALID: a variable holds no size. */
 enum fl_status arena_of_device(const char *uuid, struct arena **out, struct fl_err *err);
 size_t arena_of_each(struct arena **out, size_t room); /* those that there are; how many */
 
