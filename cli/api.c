@@ -5,9 +5,10 @@
 
 #include "cli/daemons.h"
 #include "common/base/file.h"
+#include "common/base/id.h"
 #include "common/base/str.h"
 
-static enum fl_status from_address(const char *address, char url[CLI_URL_BYTES], struct fl_err *err)
+enum fl_status cli_url_of(const char *address, char url[CLI_URL_BYTES], struct fl_err *err)
 {
     struct fl_str s = { url, 0, CLI_URL_BYTES, CLI_URL_BYTES - 1, false, false };
     const char *rest = address, *scheme = "http://";
@@ -40,7 +41,7 @@ static enum fl_status from_here(char url[CLI_URL_BYTES], struct fl_err *err)
             const char *http = cli_text(all[i].info, "http");
 
             fl_str_add(&list, "%s%s", heads++ ? ", " : "", http);
-            st = from_address(http, url, err);
+            st = cli_url_of(http, url, err);
         }
     cli_daemons_free(all, n);
     if (st == FL_OK && heads == 0)
@@ -55,7 +56,7 @@ static enum fl_status from_here(char url[CLI_URL_BYTES], struct fl_err *err)
 }
 
 /* A cluster that asks for no token does not mind one; one that does names what is missing. */
-static void find_token(char *out, size_t cap)
+void cli_token(char *out, size_t cap)
 {
     const char *path = getenv("FURLONG_TOKEN_PATH"), *given = getenv("RAY_AUTH_TOKEN");
     char at[FL_PATH_MAX], *text = NULL;
@@ -78,6 +79,25 @@ static void find_token(char *out, size_t cap)
     free(text);
 }
 
+enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err)
+{
+    const char *path = getenv("FURLONG_TOKEN_PATH");
+    char at[FL_PATH_MAX], state[FL_PATH_MAX], token[65];
+    uint8_t random[32];
+
+    if (path && *path) {
+        FL_TRY(fl_path(at, err, "%s", path));
+    } else {
+        FL_TRY(fl_state_dir(NULL, state, err));
+        FL_TRY(fl_path(at, err, "%s/token", state));
+    }
+    FL_TRY(fl_random(random, sizeof(random), err));
+    fl_hex(token, random, sizeof(random));
+    FL_TRY(fl_file_write(at, 0600, token, strlen(token), err));
+    (void)fl_copy(out, cap, token);
+    return FL_OK;
+}
+
 enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, struct fl_err *err)
 {
     static const char *const names[] = { "FURLONG_ADDRESS", "RAY_ADDRESS" };
@@ -86,10 +106,10 @@ enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, st
     for (size_t i = 0; i < 2 && !(address && *address); i++)
         address = getenv(names[i]);
     if (address && *address && strcmp(address, "auto") != 0)
-        FL_TRY(from_address(address, c.url, err));
+        FL_TRY(cli_url_of(address, c.url, err));
     else
         FL_TRY(from_here(c.url, err));
-    find_token(c.token, sizeof(c.token));
+    cli_token(c.token, sizeof(c.token));
     *out = c;
     return FL_OK;
 }
@@ -125,12 +145,12 @@ static enum fl_status explain(const struct cli_cluster *c, const char *path,
     return st;
 }
 
-enum fl_status cli_fetch(const struct cli_cluster *c, const char *method, const char *path,
-                         const json_t *body, uint32_t timeout_ms, struct http_answer *out,
-                         struct fl_err *err)
+enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const char *path,
+                       const json_t *body, uint32_t timeout_ms, struct http_answer *out,
+                       struct fl_err *err)
 {
     char url[CLI_URL_BYTES + 512], bearer[128];
-    const char *headers[3] = { 0 };
+    const char *headers[CLI_HEADERS + 3] = { 0 };
     size_t n = 0;
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
     struct fl_str u = FL_STR_ON(url);
@@ -142,6 +162,8 @@ enum fl_status cli_fetch(const struct cli_cluster *c, const char *method, const 
     }
     if (body)
         headers[n++] = "Content-Type: application/json";
+    for (size_t i = 0; i < CLI_HEADERS && c->headers[i]; i++)
+        headers[n++] = c->headers[i];
     if (*c->token) {
         struct fl_str b = FL_STR_ON(bearer);
 
@@ -153,9 +175,16 @@ enum fl_status cli_fetch(const struct cli_cluster *c, const char *method, const 
     enum fl_status st = http_fetch(&ask, out, err);
 
     free(text);
-    if (st != FL_OK)
-        return fl_wrap(err, st, "head at %s", c->url);
-    if (out->status >= 400) {
+    return st == FL_OK ? FL_OK : fl_wrap(err, st, "head at %s", c->url);
+}
+
+enum fl_status cli_fetch(const struct cli_cluster *c, const char *method, const char *path,
+                         const json_t *body, uint32_t timeout_ms, struct http_answer *out,
+                         struct fl_err *err)
+{
+    enum fl_status st = cli_ask(c, method, path, body, timeout_ms, out, err);
+
+    if (st == FL_OK && out->status >= 400) {
         st = explain(c, path, out, err);
         http_answer_fini(out);
     }

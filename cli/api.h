@@ -5,10 +5,11 @@
 #include "common/base/base.h"
 #include "transport/http/http.h"
 
-enum { CLI_URL_BYTES = 256 };
+enum { CLI_URL_BYTES = 256, CLI_HEADERS = 8 };
 struct cli_cluster {
     char url[CLI_URL_BYTES]; /* http://HOST:PORT, no slash at the end */
     char token[80];          /* "" when there is none to show         */
+    const char *headers[CLI_HEADERS]; /* of each request besides, or NULL */
 };
 
 /* The cluster that address names, else FURLONG_ADDRESS, else RAY_ADDRESS, else the head that runs here.
@@ -18,6 +19,15 @@ struct cli_cluster {
  * FL_INVALID     not an address, or several heads run here: err lists them */
 enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, struct fl_err *err);
 
+enum fl_status cli_url_of(const char *address, char url[CLI_URL_BYTES], struct fl_err *err); /* [http://]HOST:PORT */
+void cli_token(char *out, size_t cap); /* the one that this user has, or "" */
+
+enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err); /* a new one, stored where it is looked for */
+
+/* One request, its answer whatever the status is: http_answer_fini(out). */
+enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const char *path,
+                       const json_t *body, uint32_t timeout_ms, struct http_answer *out,
+                       struct fl_err *err);
 /* One request, one JSON answer. path begins with /; body is borrowed, NULL: a GET unless method says.
  *
  * *out (NULL: not wanted) is the caller's to json_decref(). An answer with an error becomes the status

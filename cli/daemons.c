@@ -16,7 +16,7 @@
 #include "common/base/fault.h"
 
 extern char **environ;
-enum { READY_FD = 3, READY_BYTES = 16 << 10, INFO_BYTES = 64 << 10, MAX_DAEMONS = 256 };
+enum { READY_FD = 3, READY_BYTES = 16 << 10, INFO_BYTES = 64 << 10, MAX_DAEMONS = 256, NODE_KILL_MS = 6000 };
 
 static uint64_t now_ms(void)
 {
@@ -232,16 +232,19 @@ bool cli_daemon_wait(const struct cli_daemon *d, uint32_t ms)
 enum fl_status cli_daemon_end(const struct cli_daemon *d, uint32_t term_ms, struct fl_err *err)
 {
     const char *what = d->kind == 'h' ? "head" : "worker daemon";
+    bool at_once = term_ms == 0 && d->kind == 'n'; /* killed outright it would leave its workers behind */
     int fd = pidfd_open(d->pid, 0);
     enum fl_status st = FL_OK;
 
+    if (at_once)
+        term_ms = NODE_KILL_MS;
     if (fd < 0)
         return errno == ESRCH ? FL_OK : fl_fail_errno(err, "open the %s, pid %d", what, (int)d->pid);
     if (!fl_pid_alive(d->pid, d->start_time)) { /* the number may belong to another by now */
         close(fd);
         return FL_OK;
     }
-    if (pidfd_send_signal(fd, SIGTERM, NULL, 0) < 0 && errno != ESRCH)
+    if (pidfd_send_signal(fd, at_once ? SIGQUIT : SIGTERM, NULL, 0) < 0 && errno != ESRCH)
         st = fl_fail_errno(err, "stop the %s, pid %d", what, (int)d->pid);
     else if (!ended_within(fd, term_ms)) {
         (void)pidfd_send_signal(fd, SIGKILL, NULL, 0); /* may have ended just now */

@@ -33,7 +33,8 @@ void cli_daemons_free(struct cli_daemon *d, size_t n);
 
 /* False: still there after ms. */
 bool cli_daemon_wait(const struct cli_daemon *d, uint32_t ms);
-/* SIGTERM, then SIGKILL when term_ms is over; waits for its end through a pidfd. */
+/* SIGTERM, then SIGKILL when term_ms is over; waits for its end through a pidfd. 0: at once, but a worker daemon
+ * still ends its workers, by force. */
 enum fl_status cli_daemon_end(const struct cli_daemon *d, uint32_t term_ms, struct fl_err *err);
 
 /* ended(arg) runs in l when the daemon has ended, or is already gone. */

@@ -228,9 +228,9 @@ static void on_signal(void *arg, int signal, int from_pid)
     (void)signal;
     (void)from_pid;
     bar_clear(f);
-    if (f->interrupts++ > 0) {
-        (void)fl_fail(&f->err, FL_CANCELLED, "no longer waiting for job %s, which was asked to stop",
-                      f->job);
+    if (f->interrupts++ > 0 || f->how->leave) {
+        (void)fl_fail(&f->err, FL_CANCELLED, "no longer waiting for job %s, which %s", f->job,
+                      f->how->leave ? "goes on" : "was asked to stop");
         give_up(f, FL_CANCELLED);
         return;
     }

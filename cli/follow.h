@@ -12,6 +12,7 @@ enum cli_show {
 };
 struct cli_follow {
     enum cli_show show;
+    bool leave;           /* Ctrl-C stops the watching, not the job               */
     bool bar;             /* a progress bar on stderr, which is a terminal       */
     int64_t total;        /* steps of the run, for the bar; 0: not known         */
     uint32_t away_max_ms; /* a head that is away for longer ends the watching    */

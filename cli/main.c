@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/ray.h"
 #include "common/base/fault.h"
 #include "common/base/str.h"
 
@@ -108,12 +109,21 @@ int cli_show(const char *program, const struct cli_common *common, const char *p
     return 0;
 }
 
+static bool is_ray(const char *program)
+{
+    const char *slash = strrchr(program, '/');
+
+    return strcmp(slash ? slash + 1 : program, "ray") == 0;
+}
+
 int main(int argc, char **argv)
 {
     struct fl_err err = { 0 };
 
     if (fl_fault_env(&err) != FL_OK)
         return cli_failed("furlong", &err);
+    if (is_ray(argv[0]))
+        return ray_main(argc, argv);
     if (argc > 1 && strcmp(argv[1], "--version") == 0) {
         puts("furlong " FURLONG_VERSION);
         return 0;

@@ -2,24 +2,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "cli/cli.h"
 #include "cli/daemons.h"
+#include "cli/start.h"
 #include "common/base/loop.h"
 #include "common/base/str.h"
 
 struct start {
     struct cli_common common;
     bool head, block;
-    int64_t port, http_port, wait_s;
-    const char *http_host;
-    const char *ip, *name, *cpus, *gpus, *memory, *resources, *labels, *state_dir, *log_level;
+    struct cli_start how;
 };
 static const struct fl_opt opts[] = {
     { FL_OPT_SWITCH, "head", .at = offsetof(struct start, head), .help = "start a head here, and its worker daemon" },
     { FL_OPT_TEXT, "address", .arg = "HOST:PORT", .at = offsetof(struct start, common.address),
       .help = "join the head whose gRPC side is there (6379 by default)" },
-    { FL_OPT_INT, "wait", .arg = "SECONDS", .fallback = "30", .max = 86400, .at = offsetof(struct start, wait_s),
+    { FL_OPT_INT, "wait", .arg = "SECONDS", .fallback = "30", .max = 86400, .at = offsetof(struct start, how.wait_s),
       .help = "how long to wait for the head, which may start later" },
     { FL_OPT_SWITCH, "block", .at = offsetof(struct start, block),
       .help = "stay in the foreground; ends what it started on Ctrl-C or when the daemon ends" },
@@ -27,27 +27,27 @@ static const struct fl_opt opts[] = {
     { 0 }
 };
 static const struct fl_opt head_opts[] = {
-    { FL_OPT_INT, "port", .arg = "PORT", .fallback = "6379", .max = 65535, .at = offsetof(struct start, port),
+    { FL_OPT_INT, "port", .arg = "PORT", .fallback = "6379", .max = 65535, .at = offsetof(struct start, how.port),
       .help = "gRPC, for worker daemons; 0: a free one" },
-    { FL_OPT_INT, "dashboard-port", .arg = "PORT", .fallback = "8265", .max = 65535, .at = offsetof(struct start, http_port),
+    { FL_OPT_INT, "dashboard-port", .arg = "PORT", .fallback = "8265", .max = 65535, .at = offsetof(struct start, how.http_port),
       .help = "HTTP, for commands and browsers; 0: a free one" },
-    { FL_OPT_TEXT, "dashboard-host", .arg = "ADDRESS", .at = offsetof(struct start, http_host),
+    { FL_OPT_TEXT, "dashboard-host", .arg = "ADDRESS", .at = offsetof(struct start, how.http_host),
       .help = "address of the HTTP side (default: --node-ip-address)" },
     { 0 }
 };
 static const struct fl_opt node_opts[] = {
-    { FL_OPT_TEXT, "node-ip-address", .arg = "ADDRESS", .at = offsetof(struct start, ip),
-      .help = "this node's own address (default: head 127.0.0.1, else the source of the route to the head)" },
-    { FL_OPT_TEXT, "node-name", .arg = "NAME", .at = offsetof(struct start, name), .help = "unique among live nodes (default: host name)" },
-    { FL_OPT_TEXT, "num-cpus", .arg = "N", .at = offsetof(struct start, cpus), .help = "(default: cores that may be used)" },
-    { FL_OPT_TEXT, "num-gpus", .arg = "N", .at = offsetof(struct start, gpus),
+    { FL_OPT_TEXT, "node-ip-address", .arg = "ADDRESS", .at = offsetof(struct start, how.ip),
+      .help = "this node's own address (default: head MASTER_ADDR, else 127.0.0.1; worker: the source of the route to the head)" },
+    { FL_OPT_TEXT, "node-name", .arg = "NAME", .at = offsetof(struct start, how.name), .help = "unique among live nodes (default: host name)" },
+    { FL_OPT_TEXT, "num-cpus", .arg = "N", .at = offsetof(struct start, how.cpus), .help = "(default: cores that may be used)" },
+    { FL_OPT_TEXT, "num-gpus", .arg = "N", .at = offsetof(struct start, how.gpus),
       .help = "so many devices, logical ones where there is no hardware (default: GPUs found)" },
-    { FL_OPT_TEXT, "memory", .arg = "BYTES", .at = offsetof(struct start, memory), .help = "(default: the machine's)" },
-    { FL_OPT_TEXT, "resources", .arg = "JSON", .at = offsetof(struct start, resources), .help = "your own, as {\"name\": amount}" },
-    { FL_OPT_TEXT, "labels", .arg = "K=V,...", .at = offsetof(struct start, labels), .help = "labels to place by" },
-    { FL_OPT_TEXT, "state-dir", .arg = "FOLDER", .at = offsetof(struct start, state_dir), .env = "FURLONG_STATE_DIR",
+    { FL_OPT_TEXT, "memory", .arg = "BYTES", .at = offsetof(struct start, how.memory), .help = "(default: the machine's)" },
+    { FL_OPT_TEXT, "resources", .arg = "JSON", .at = offsetof(struct start, how.resources), .help = "your own, as {\"name\": amount}" },
+    { FL_OPT_TEXT, "labels", .arg = "K=V,...", .at = offsetof(struct start, how.labels), .help = "labels to place by" },
+    { FL_OPT_TEXT, "state-dir", .arg = "FOLDER", .at = offsetof(struct start, how.state_dir), .env = "FURLONG_STATE_DIR",
       .help = "ids and the head's journal" },
-    { FL_OPT_TEXT, "log-level", .arg = "LEVEL", .choices = "error|warn|info|debug", .at = offsetof(struct start, log_level), .help = "of the daemons" },
+    { FL_OPT_TEXT, "log-level", .arg = "LEVEL", .choices = "error|warn|info|debug", .at = offsetof(struct start, how.log_level), .help = "of the daemons" },
     { 0 }
 };
 
@@ -79,7 +79,15 @@ static void add_int(struct words *w, const char *name, int64_t value)
     add(w, name, text);
 }
 
-static enum fl_status log_dir(const struct start *s, char out[FL_PATH_MAX], struct fl_err *err)
+/* MASTER_ADDR, where set, is the head's address, the same on every node. */
+const char *cli_head_ip(void)
+{
+    const char *master = getenv("MASTER_ADDR");
+
+    return master && *master ? master : "127.0.0.1";
+}
+
+static enum fl_status log_dir(const struct cli_start *s, char out[FL_PATH_MAX], struct fl_err *err)
 {
     char state[FL_PATH_MAX];
 
@@ -87,14 +95,13 @@ static enum fl_status log_dir(const struct start *s, char out[FL_PATH_MAX], stru
     return fl_path(out, err, "%s/logs", state);
 }
 
-static enum fl_status start_head(const struct start *s, json_t **head, struct fl_err *err)
+enum fl_status cli_start_head(const struct cli_start *s, json_t **head, struct fl_err *err)
 {
     struct words w = { 0 };
-    const char *ip = s->ip ? s->ip : "127.0.0.1";
+    const char *ip = s->ip ? s->ip : cli_head_ip();
     char logs[FL_PATH_MAX];
 
     FL_TRY(log_dir(s, logs, err));
-
     add(&w, "node-ip-address", ip);
     add_int(&w, "port", s->port);
     add(&w, "dashboard-host", s->http_host ? s->http_host : ip);
@@ -105,15 +112,15 @@ static enum fl_status start_head(const struct start *s, json_t **head, struct fl
                  : cli_daemon_start("furlong-head", w.argv, logs, READY_MS, head, err);
 }
 
-static enum fl_status start_node(const struct start *s, const char *address, json_t **node,
-                                 struct fl_err *err)
+enum fl_status cli_start_node(const struct cli_start *s, const char *address, json_t **node,
+                              struct fl_err *err)
 {
     struct words w = { 0 };
     char logs[FL_PATH_MAX];
 
     FL_TRY(log_dir(s, logs, err));
     add(&w, "address", address);
-    add(&w, "node-ip-address", s->ip ? s->ip : s->head ? "127.0.0.1" : NULL);
+    add(&w, "node-ip-address", s->ip);
     add(&w, "node-name", s->name);
     add(&w, "num-cpus", s->cpus);
     add(&w, "num-gpus", s->gpus);
@@ -128,7 +135,16 @@ static enum fl_status start_node(const struct start *s, const char *address, jso
 }
 
 /* ==== --block ====================================================================================== */
-struct block { struct fl_loop *loop; bool asked; };
+struct block {
+    struct fl_loop *loop;
+    const struct cli_daemon *ended;
+};
+struct block_watch {
+    struct block *block;
+    const struct cli_daemon *daemon;
+    struct fl_watch *w;
+    int fd;
+};
 
 static void on_signal(void *arg, int signal, int from_pid)
 {
@@ -136,60 +152,74 @@ static void on_signal(void *arg, int signal, int from_pid)
 
     (void)signal;
     (void)from_pid;
-    b->asked = true;
     fl_loop_stop(b->loop);
 }
 
 static void on_daemon_end(void *arg, unsigned events)
 {
-    struct block *b = arg;
+    struct block_watch *w = arg;
 
     (void)events;
-    fl_loop_stop(b->loop);
+    w->block->ended = w->daemon;
+    fl_loop_stop(w->block->loop);
 }
 
-static void end_all(const struct cli_daemon *d, size_t n)
+void cli_end_all(const char *program, const struct cli_daemon *d, size_t n)
 {
     struct fl_err err = { 0 };
 
     for (size_t i = n; i-- > 0;) /* nodes before heads: a daemon says good-bye to a head that is there */
         if (cli_daemon_end(&d[i], 20000, &err) != FL_OK)
-            fprintf(stderr, "furlong start: %s\n", err.text);
+            (void)cli_failed(program, &err);
 }
 
-static void describe(struct cli_daemon *d, char kind, const json_t *info)
+void cli_describe(struct cli_daemon *d, char kind, const json_t *info)
 {
     *d = (struct cli_daemon){ .kind = kind, .pid = (pid_t)cli_int(info, "pid"),
                               .start_time = (uint64_t)cli_int(info, "start_time") };
 }
 
-/* 0: ended on request; 1: a daemon ended by itself. */
-static int block(struct cli_daemon *d, size_t n)
+enum fl_status cli_block(const struct cli_daemon *d, size_t n, const struct cli_daemon **ended,
+                         int *wstatus, struct fl_err *err)
 {
     static const int signals[] = { SIGINT, SIGTERM, SIGHUP };
     struct block b = { 0 };
     struct fl_signals *sig = NULL;
-    struct fl_watch *w[2] = { 0 };
-    struct fl_err err = { 0 };
-    enum fl_status st = fl_loop_create(NULL, &b.loop, &err);
-    int fds[2] = { -1, -1 };
+    struct block_watch w[2] = { { .fd = -1 }, { .fd = -1 } };
+    enum fl_status st = fl_loop_create(NULL, &b.loop, err);
 
     if (st == FL_OK)
-        st = fl_signals_create(b.loop, signals, FL_LEN(signals), on_signal, &b, &sig, &err);
-    for (size_t i = 0; i < n && st == FL_OK; i++)
-        st = cli_daemon_watch(&d[i], b.loop, on_daemon_end, &b, &fds[i], &w[i], &err);
+        st = fl_signals_create(b.loop, signals, FL_LEN(signals), on_signal, &b, &sig, err);
+    for (size_t i = 0; i < n && st == FL_OK; i++) {
+        w[i] = (struct block_watch){ .block = &b, .daemon = &d[i], .fd = -1 };
+        st = cli_daemon_watch(&d[i], b.loop, on_daemon_end, &w[i], &w[i].fd, &w[i].w, err);
+    }
     if (st == FL_OK)
         fl_loop_run(b.loop);
     for (size_t i = 0; i < n; i++)
-        cli_daemon_unwatch(w[i], fds[i]);
+        cli_daemon_unwatch(w[i].w, w[i].fd);
     fl_signals_destroy(sig);
     fl_loop_destroy(b.loop);
-    if (st != FL_OK)
+    *ended = b.ended;
+    *wstatus = 0;
+    if (b.ended) /* our child: we started it */
+        (void)waitpid(b.ended->pid, wstatus, WNOHANG);
+    return st;
+}
+
+/* 0: ended on request; 1: a daemon ended by itself. */
+static int block(const struct cli_daemon *d, size_t n)
+{
+    const struct cli_daemon *ended;
+    struct fl_err err = { 0 };
+    int wstatus;
+
+    if (cli_block(d, n, &ended, &wstatus, &err) != FL_OK)
         return cli_failed("furlong start", &err);
-    if (!b.asked)
+    if (ended)
         fprintf(stderr, "furlong start: a daemon ended by itself; ending the rest\n");
-    end_all(d, n);
-    return b.asked ? 0 : 1;
+    cli_end_all("furlong start", d, n);
+    return ended ? 1 : 0;
 }
 
 /* ==== what the user reads ========================================================================== */
@@ -221,16 +251,16 @@ static int run(const struct start *s)
     struct fl_err err = { 0 };
     size_t n = 0;
     int rc = 0;
-    enum fl_status st = s->head ? start_head(s, &head, &err) : FL_OK;
+    enum fl_status st = s->head ? cli_start_head(&s->how, &head, &err) : FL_OK;
 
     if (st == FL_OK && head)
-        describe(&d[n++], 'h', head);
+        cli_describe(&d[n++], 'h', head);
     if (st == FL_OK)
-        st = start_node(s, head ? cli_text(head, "address") : s->common.address, &node, &err);
+        st = cli_start_node(&s->how, head ? cli_text(head, "address") : s->common.address, &node, &err);
     if (st == FL_OK)
-        describe(&d[n++], 'n', node);
+        cli_describe(&d[n++], 'n', node);
     if (st != FL_OK) {
-        end_all(d, n); /* a head without its node would look like a start that worked */
+        cli_end_all("furlong start", d, n); /* a head without its node would look like a start that worked */
         rc = cli_failed("furlong start", &err);
     } else if (s->common.json) {
         json_t *both = head ? json_pack("{s:O,s:O}", "head", head, "node", node) : json_pack("{s:O}", "node", node);
@@ -268,5 +298,7 @@ int cli_start(int argc, char **argv)
     if (s.head == (s.common.address != NULL))
         return cli_misused(o.program, s.head ? "--head and --address exclude each other"
                                              : "--head or --address=HOST:PORT is wanted");
+    if (s.head && !s.how.ip)
+        s.how.ip = cli_head_ip();
     return run(&s);
 }

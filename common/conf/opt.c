@@ -250,6 +250,23 @@ int fl_opts_main(struct fl_opts *o, int argc, char **argv)
     return 2;
 }
 
+bool fl_opts_takes_value(const struct fl_opts *o, const char *word)
+{
+    struct fl_opt_ref r;
+    bool off;
+    size_t i = 0;
+
+    if (word[0] != '-' || !word[1] || strchr(word, '='))
+        return false;
+    if (word[1] == '-')
+        i = find(o, word + 2, strlen(word + 2), &off);
+    else
+        while ((r = fl_opts_at(o, i)).opt && r.opt->letter != word[1])
+            i++;
+    r = fl_opts_at(o, i);
+    return r.opt && r.opt->kind != FL_OPT_SWITCH;
+}
+
 enum fl_opt_from fl_opts_from(const struct fl_opts *o, const char *name)
 {
     bool off;

@@ -64,6 +64,8 @@ enum fl_status fl_opts_extra(struct fl_opts *o, const char *origin, const char *
 enum fl_status fl_opts_file(struct fl_opts *o, const char *path, json_t **keep, struct fl_err *err);
 void fl_opts_help(const struct fl_opts *o, FILE *to);
 
+/* word is an option of o, without its value, that takes one in the next word. */
+bool fl_opts_takes_value(const struct fl_opts *o, const char *word);
 enum fl_opt_from fl_opts_from(const struct fl_opts *o, const char *name); /* FL_OPT_UNSET: no such */
 static inline bool fl_opts_given(const struct fl_opts *o, const char *name)
 {

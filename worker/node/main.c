@@ -53,7 +53,7 @@ static void on_signal(void *arg, int signal, int from_pid)
 
     fl_info("daemon ends signal=%d from=%d", signal, from_pid);
     node_stop(d->node, signal == SIGINT ? "the daemon was interrupted" : "the daemon was stopped",
-              TERM_MS);
+              signal == SIGQUIT ? 0 : TERM_MS);
 }
 
 /* Workers inherit what is raised here: trainers map and open more than 1024 of everything. */
@@ -89,7 +89,7 @@ static enum fl_status path_lead(const char *keeper, struct fl_err *err)
 
 static enum fl_status run(const struct node_config *cfg, struct daemon *d, struct fl_err *err)
 {
-    static const int signals[] = { SIGTERM, SIGINT };
+    static const int signals[] = { SIGTERM, SIGINT, SIGQUIT }; /* SIGQUIT: workers are killed at once */
     struct fl_signals *s = NULL;
     enum fl_status st = fl_fault_env(err);
 
