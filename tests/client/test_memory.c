@@ -2,6 +2,7 @@
  * moves all of it */
 #include <furlong/torch.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <unistd.h>
 #include "tests/t.h"
 #include "worker/client/memory.h"
@@ -144,6 +145,10 @@ static void a_device_that_is_not_there_is_said(void **state)
 
     (void)state;
     t_ok(memory_init(&m, NULL, &err), &err);
+    t_int_eq(setenv("FURLONG_ARENA_CHUNK", "lots", 1), 0);
+    t_refused(memory_alloc(&m, "GPU-of-nobody", FURLONG_TAG_KV, 1, &p, &err), FL_INVALID, &err);
+    t_has(err.text, "FURLONG_ARENA_CHUNK");
+    t_int_eq(unsetenv("FURLONG_ARENA_CHUNK"), 0);
     t_refused(memory_alloc(&m, "GPU-of-nobody", FURLONG_TAG_KV, 1, &p, &err), FL_NOT_FOUND, &err);
     t_refused(memory_alloc(&m, NULL, 0, 1, &p, &err), FL_INVALID, &err);
     t_true(p == NULL);

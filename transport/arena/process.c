@@ -1,10 +1,12 @@
 #include "transport/arena/process.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/str.h"
 #include "transport/arena/arena_priv.h"
 
+#define CHUNK_MOST ((uint64_t)64 << 30)
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     char uuid[GPU_UUID_BYTES];
@@ -18,15 +20,30 @@ static struct { /* said before an arena was there */
     char folder[1024];
 } rules[ARENA_TAGS];
 
+static enum fl_status chunk_of(const char *name, uint64_t *bytes, struct fl_err *err)
+{
+    const char *text = getenv(name);
+    enum fl_status st = FL_OK;
+
+    if (text && *text)
+        st = fl_parse_bytes(text, CHUNK_MOST, bytes, err);
+    return st == FL_OK ? FL_OK : fl_wrap(err, st, "%s", name);
+}
+
 static enum fl_status make(const char *uuid, struct arena **out, struct fl_err *err)
 {
+    struct arena_opts o = { .folder = first_folder };
+    uint64_t weights = 0, other = 0;
     const struct gpu_ops *gpu;
     struct arena *a;
 
     if (n_arenas == GPU_MAX)
         return fl_fail(err, FL_EXHAUSTED, "more than %d devices in one process", GPU_MAX);
+    FL_TRY(chunk_of("FURLONG_ARENA_WEIGHTS_CHUNK", &weights, err));
+    FL_TRY(chunk_of("FURLONG_ARENA_CHUNK", &other, err));
+    for (unsigned i = 0; i < ARENA_TAGS; i++)
+        o.chunk_bytes[i] = 1u << i == FURLONG_TAG_WEIGHTS ? weights : other;
     FL_TRY(gpu_pick(&gpu, err));
-    const struct arena_opts o = { .folder = first_folder };
     FL_TRY(arena_create(gpu, uuid, &o, &a, err));
     for (unsigned i = 0; i < ARENA_TAGS; i++)
         if (rules[i].set)
