@@ -474,6 +474,11 @@ static void cuda_stream_free(struct gpu_stream *s)
     free(s);
 }
 
+static void *cuda_stream_raw(struct gpu_stream *s)
+{
+    return s->s;
+}
+
 static enum fl_status cuda_stream_sync(struct gpu_stream *s, struct fl_err *err)
 {
     FL_TRY(use(s->g, err));
@@ -624,6 +629,7 @@ const struct gpu_ops gpu_cuda = {
     .unpin = cuda_unpin,
     .stream = cuda_stream,
     .stream_free = cuda_stream_free,
+    .stream_raw = cuda_stream_raw,
     .stream_sync = cuda_stream_sync,
     .stream_wait = cuda_stream_wait,
     .event = cuda_event,

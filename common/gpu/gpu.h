@@ -91,6 +91,7 @@ struct gpu_ops {
     enum fl_status (*stream)(struct gpu *g, struct gpu_stream **out, struct fl_err *err);
     void (*stream_free)(struct gpu_stream *s);
     enum fl_status (*stream_sync)(struct gpu_stream *s, struct fl_err *err);
+    void *(*stream_raw)(struct gpu_stream *s); /* the driver's own, for NCCL */
     enum fl_status (*stream_wait)(struct gpu_stream *s, struct gpu_event *e, struct fl_err *err);
     enum fl_status (*event)(struct gpu *g, struct gpu_event **out, struct fl_err *err);
     void (*event_free)(struct gpu_event *e);

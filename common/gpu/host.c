@@ -480,6 +480,11 @@ static void fake_stream_free(struct gpu_stream *s)
     free(s);
 }
 
+static void *fake_stream_raw(struct gpu_stream *s)
+{
+    return s;
+}
+
 static enum fl_status fake_stream_sync(struct gpu_stream *s, struct fl_err *err)
 {
     return fake_sync(s->g, err);
@@ -575,7 +580,7 @@ static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch 
     .unreserve = fake_unreserve, .map = fake_map, .unmap = fake_unmap, .alloc = fake_alloc,                    \
     .free = drop_block, .ipc_get = fake_ipc_get, .ipc_open = fake_ipc_open, .ipc_close = drop_block,           \
     .peer = fake_peer, .pin = fake_pin, .unpin = fake_unpin, .stream = fake_stream,                            \
-    .stream_free = fake_stream_free, .stream_sync = fake_stream_sync, .stream_wait = fake_stream_wait,         \
+    .stream_free = fake_stream_free, .stream_raw = fake_stream_raw, .stream_sync = fake_stream_sync, .stream_wait = fake_stream_wait,         \
     .event = fake_event, .event_free = fake_event_free, .event_record = fake_event_record,                     \
     .event_done = fake_event_done, .event_sync = fake_event_sync, .event_ms = fake_event_ms,                   \
     .copy = fake_copy, .fill = fake_fill, .launch = fake_launch

@@ -381,41 +381,64 @@ enum fl_status dev_map_chunks(struct link_dev *d, uint64_t addr, const int *fds,
 }
 
 /* ==== tables of pieces ======================================================================== */
-enum fl_status dev_table_make(struct link_dev *d, struct gpu_stream *s, const struct link_seg *segs,
-                              size_t n, enum dev_side side, struct dev_table *out,
-                              struct fl_err *err)
+enum fl_status dev_table_upload(struct link_dev *d, struct gpu_stream *s,
+                                const struct kernel_piece *cut, size_t n, struct dev_table *out,
+                                struct fl_err *err)
 {
-    struct kernel_piece *whole = malloc((n + 1) * sizeof(*whole)), *cut = NULL;
-    enum fl_status st = FL_OK;
-    struct dev_table t = { 0 };
+    struct dev_table t = { .n = n };
 
-    for (size_t i = 0; whole && i < n; i++) {
-        memcpy(&whole[i], &segs[i], sizeof(*whole));
-        whole[i].tensor = (uint32_t)i; /* digests are one a segment */
-        if (side == DEV_TO) {
-            whole[i].from_off = segs[i].to_off;
-            whole[i].from_step = segs[i].to_step;
-        }
-    }
-    if (whole)
-        t.n = kernel_pieces_cut(whole, n, KERNEL_NO_CAST, NULL);
-    cut = malloc((t.n + 1) * sizeof(*cut));
-    if (!whole || !cut)
-        st = fl_fail(err, FL_EXHAUSTED, "no memory for a table of %zu segments", n);
-    if (st == FL_OK) {
-        kernel_pieces_cut(whole, n, KERNEL_NO_CAST, cut);
-        pthread_mutex_lock(&d->lock);
-        st = d->gpu->alloc(d->g, (t.n + 1) * sizeof(*cut), &t.addr, err);
-        if (st == FL_OK) /* not pinned: read before the call returns */
-            st = d->gpu->copy(s, t.addr, dev_addr(cut), t.n * sizeof(*cut), err);
-        pthread_mutex_unlock(&d->lock);
-    }
-    free(whole);
-    free(cut);
+    pthread_mutex_lock(&d->lock);
+    enum fl_status st = d->gpu->alloc(d->g, (n + 1) * sizeof(*cut), &t.addr, err);
+
+    if (st == FL_OK) /* not pinned: read before the call returns */
+        st = d->gpu->copy(s, t.addr, dev_addr(cut), n * sizeof(*cut), err);
+    pthread_mutex_unlock(&d->lock);
     if (st == FL_OK)
         *out = t;
     else
         dev_table_free(d, &t);
+    return st;
+}
+
+enum fl_status dev_pieces_cut(const struct link_seg *segs, size_t n, struct kernel_piece **out,
+                              size_t *n_out, struct fl_err *err)
+{
+    struct kernel_piece *whole = malloc((n + 1) * sizeof(*whole)), *cut = NULL;
+    size_t n_cut = 0;
+
+    for (size_t i = 0; whole && i < n; i++) {
+        memcpy(&whole[i], &segs[i], sizeof(*whole));
+        whole[i].tensor = (uint32_t)i; /* digests are one a segment */
+    }
+    if (whole) {
+        n_cut = kernel_pieces_cut(whole, n, KERNEL_NO_CAST, NULL);
+        cut = malloc((n_cut + 1) * sizeof(*cut));
+    }
+    if (cut)
+        kernel_pieces_cut(whole, n, KERNEL_NO_CAST, cut);
+    free(whole);
+    if (!cut)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a table of %zu segments", n);
+    *out = cut;
+    *n_out = n_cut;
+    return FL_OK;
+}
+
+enum fl_status dev_table_make(struct link_dev *d, struct gpu_stream *s, const struct link_seg *segs,
+                              size_t n, enum dev_side side, struct dev_table *out,
+                              struct fl_err *err)
+{
+    struct kernel_piece *cut;
+    size_t n_cut;
+
+    FL_TRY(dev_pieces_cut(segs, n, &cut, &n_cut, err));
+    for (size_t i = 0; side == DEV_TO && i < n_cut; i++) {
+        cut[i].from_off = cut[i].to_off;
+        cut[i].from_step = cut[i].to_step;
+    }
+    enum fl_status st = dev_table_upload(d, s, cut, n_cut, out, err);
+
+    free(cut);
     return st;
 }
 
@@ -631,6 +654,7 @@ enum fl_status link_place_device(struct link_place *p, const char *uuid,
         for (size_t k = 0; k < n && p->n_gpu_peers < LINK_PEERS; k++)
             if (k != i && (found[i].peers >> k & 1))
                 p->gpu_peers[p->n_gpu_peers++] = link_gpu_id(found[k].info.uuid);
+        link_place_nccl(p);
         return FL_OK;
     }
     return fl_fail(err, FL_NOT_FOUND, "no device %s here; there are: %s", uuid, n ? text : "none");

@@ -54,4 +54,6 @@ enum fl_status link_mem_digest(const struct link_mem *mem, const struct link_seg
  * the devices there are. */
 enum fl_status link_place_device(struct link_place *p, const char *uuid,
                                  const struct gpu_found *found, size_t n, struct fl_err *err);
+/* Which NCCL this process has or would load, and its settings; link_place_device() does it. */
+void link_place_nccl(struct link_place *p);
 uint64_t link_gpu_id(const char *uuid); /* for link_place.gpu_peers */

@@ -32,6 +32,12 @@ enum dev_side { DEV_MOVE, DEV_FROM, DEV_TO }; /* both, or offsets of one side al
 enum fl_status dev_table_make(struct link_dev *d, struct gpu_stream *s, const struct link_seg *segs,
                               size_t n, enum dev_side side, struct dev_table *out,
                               struct fl_err *err);
+/* The same by hand. cut: free() it; tensor of each is its segment. */
+enum fl_status dev_pieces_cut(const struct link_seg *segs, size_t n, struct kernel_piece **out,
+                              size_t *n_out, struct fl_err *err);
+enum fl_status dev_table_upload(struct link_dev *d, struct gpu_stream *s,
+                                const struct kernel_piece *cut, size_t n, struct dev_table *out,
+                                struct fl_err *err);
 void dev_table_free(struct link_dev *d, struct dev_table *t);
 
 /* A handle is opened once in a process, however often it comes. */

@@ -7,7 +7,7 @@
 #include "common/base/file.h"
 #include "common/base/str.h"
 
-const struct link_ops *const link_table[] = { &link_shm, &link_cuda_ipc, &link_tcp };
+const struct link_ops *const link_table[] = { &link_shm, &link_cuda_ipc, &link_nccl, &link_tcp };
 const size_t link_table_n = FL_LEN(link_table);
 
 const struct link_ops *link_by_name(const char *name)

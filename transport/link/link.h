@@ -101,7 +101,7 @@ struct link_ops {
     void (*abort)(struct link *k, struct link_op *quiet);
     void (*close)(struct link *k);
 };
-extern const struct link_ops link_shm, link_cuda_ipc, link_tcp;
+extern const struct link_ops link_shm, link_cuda_ipc, link_nccl, link_tcp;
 extern const struct link_ops *const link_table[]; /* cheapest first */
 extern const size_t link_table_n;
 const struct link_ops *link_by_name(const char *name); /* NULL: none */

@@ -47,6 +47,7 @@ static uint8_t choose_link(const struct planner *pl, const struct link_place *a,
                            const struct link_place *b, uint64_t *cost)
 {
     uint8_t best = PLAN_NO_LINK;
+    bool best_casts = false; /* one to all is what that mode asks for; pulls add up at the source */
 
     *cost = UINT64_MAX;
     for (size_t i = 0; i < pl->n_links; i++) {
@@ -57,11 +58,14 @@ static uint8_t choose_link(const struct planner *pl, const struct link_place *a,
             !k->reaches(a, b, NULL))
             continue;
         uint64_t c = k->cost_ns(a, b, COST_UNIT);
+        bool casts = pl->in->mode == XFER_BROADCAST && (k->caps & LINK_CAST);
 
-        if (best == PLAN_NO_LINK || c < *cost) {
-            best = (uint8_t)i;
-            *cost = c;
-        }
+        if (best != PLAN_NO_LINK && casts == best_casts ? c >= *cost
+                                                        : best != PLAN_NO_LINK && !casts)
+            continue;
+        best = (uint8_t)i;
+        best_casts = casts;
+        *cost = c;
     }
     return best;
 }
@@ -213,7 +217,12 @@ static uint64_t predict(struct planner *pl)
             ns = k->cost_ns(&pl->in->places[e->from], &pl->in->places[to], bytes) +
                  (uint64_t)e->n_buckets * BUCKET_NS;
             pl->busy_ns[to] += ns;
-            if (!(k->caps & LINK_MAP) && (r == 0 || !(k->caps & LINK_CAST)))
+            /* out of a device's memory to another device: its links out are what all takers share
+             */
+            bool out_of_device =
+                strcmp(pl->in->places[e->from].gpu_uuid, pl->in->places[to].gpu_uuid) != 0;
+
+            if ((!(k->caps & LINK_MAP) || out_of_device) && (r == 0 || !(k->caps & LINK_CAST)))
                 pl->busy_ns[e->from] += ns;
         }
     }

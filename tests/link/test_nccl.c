@@ -1,0 +1,435 @@
+/* the link by NCCL over a library that only looks like it: ranks of one process, one device each */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include "common/base/fault.h"
+#include "common/base/str.h"
+#include "kernels/digest.h"
+#include "tests/t.h"
+#include "transport/link/dev.h"
+#include "transport/link/link_priv.h"
+
+enum { RANKS = 3, MIB = 1 << 20 };
+static struct gpu_info devices[RANKS];
+static void (*silence)(int rank);
+static int (*aborts)(void);
+
+struct wait {
+    struct link_op op;
+    unsigned times;
+};
+
+static void came(struct link_op *op)
+{
+    container_of(op, struct wait, op)->times++;
+}
+
+static struct wait wait_for(void)
+{
+    return (struct wait){ .op = { .done = came } };
+}
+
+struct team {
+    struct fl_loop *loop;
+    struct link_place places[RANKS];
+    struct link *k[RANKS];
+    struct link_mem mem[RANKS];
+};
+
+static void place_of(unsigned i, struct link_place *out)
+{
+    struct gpu_found found = { .info = devices[i], .opens = true, .fd_shares = true };
+    struct fl_err err = { 0 };
+
+    t_ok(link_place_here(NULL, out, &err), &err);
+    t_ok(link_place_device(out, devices[i].uuid, &found, 1, &err), &err);
+}
+
+static void team_open(struct team *t, uint64_t bytes)
+{
+    struct link_team team = { .members = t->places, .n = RANKS };
+    struct wait ready[RANKS];
+    struct fl_err err = { 0 };
+    uint64_t seed = 3;
+
+    *t = (struct team){ 0 };
+    t_ok(fl_loop_create(NULL, &t->loop, &err), &err);
+    for (unsigned i = 0; i < RANKS; i++)
+        place_of(i, &t->places[i]);
+    t_ok(link_nccl.ticket(team.ticket, &err), &err);
+    for (unsigned i = 0; i < RANKS; i++) {
+        team.self = i;
+        ready[i] = wait_for();
+        t_ok(link_nccl.open(t->loop, &team, &t->k[i], &ready[i].op, &err), &err);
+        t_ok(link_dev_alloc(devices[i].uuid, bytes, &t->mem[i], &err), &err);
+    }
+    for (unsigned i = 0; i < RANKS; i++) {
+        t_until(t->loop, ready[i].times == 1, 10000);
+        t_ok(ready[i].op.err.status, &ready[i].op.err);
+    }
+    for (uint64_t i = 0; i + 8 <= bytes; i += 8)
+        *(uint64_t *)((char *)t->mem[0].addr + i) = t_random(&seed);
+}
+
+static void team_close(struct team *t)
+{
+    for (unsigned i = 0; i < RANKS; i++)
+        if (t->k[i])
+            link_nccl.close(t->k[i]);
+    for (unsigned i = 0; i < RANKS; i++)
+        link_dev_free(&t->mem[i]);
+    fl_loop_destroy(t->loop);
+}
+
+static void cast(struct team *t, unsigned rank, const struct link_seg *segs, size_t n,
+                 uint64_t (*digests)[2], struct wait *w)
+{
+    struct fl_err err = { 0 };
+
+    *w = wait_for();
+    t_ok(link_nccl.cast_segs(t->k[rank], 0, &t->mem[rank], segs, n, digests, &w->op, &err), &err);
+}
+
+static const struct link_seg segs[] = {
+    { .from_off = 0, .to_off = 100000, .first_byte = 0, .run_bytes = 5000, .rows = 1 },
+    { .from_off = 7000,
+      .to_off = 1,
+      .first_byte = 77,
+      .run_bytes = 6,
+      .rows = 300,
+      .from_step = 24,
+      .to_step = 6,
+      .byte_step = 24 },
+    { .from_off = 1 << 20,
+      .to_off = 2 << 20,
+      .first_byte = 1 << 20,
+      .run_bytes = 69 << 20,
+      .rows = 1 },
+};
+
+static void gathers_casts_and_spreads(void **state)
+{
+    struct team t;
+    struct wait w[RANKS];
+    uint64_t got[RANKS][3][2] = { 0 }, want[3][2] = { 0 };
+
+    (void)state;
+    team_open(&t, 72 * MIB);
+    unsigned char *copy = calloc(1, 72 * MIB);
+
+    for (size_t i = 0; i < FL_LEN(segs); i++)
+        for (uint32_t r = 0; r < segs[i].rows; r++) {
+            const char *from = (char *)t.mem[0].addr + segs[i].from_off + r * segs[i].from_step;
+
+            memcpy(copy + segs[i].to_off + r * segs[i].to_step, from, segs[i].run_bytes);
+            kernel_digest_add(want[i], from, segs[i].run_bytes,
+                              segs[i].first_byte + r * segs[i].byte_step);
+        }
+    for (unsigned round = 0; round < 2; round++) { /* the second one finds its tables made */
+        memset(got, 0, sizeof(got));
+        for (unsigned i = 1; i < RANKS; i++)
+            memset(t.mem[i].addr, 0, 72 * MIB);
+        for (unsigned i = 0; i < RANKS; i++)
+            cast(&t, i, segs, FL_LEN(segs), i ? got[i] : NULL, &w[i]);
+        t_int_eq(w[0].times, 0, "comes back through the loop");
+        for (unsigned i = 0; i < RANKS; i++) {
+            t_until(t.loop, w[i].times == 1, 20000);
+            t_ok(w[i].op.err.status, &w[i].op.err);
+            t_true(w[i].op.took_ns > 0 && w[i].op.bytes == (69ull << 20) + 5000 + 1800);
+            if (i == 0)
+                continue;
+            t_mem_eq(t.mem[i].addr, copy, 72 * MIB, "rank %u: every byte, and no other", i);
+            t_mem_eq(got[i], want, sizeof(want), "rank %u", i);
+        }
+    }
+    free(copy);
+    team_close(&t);
+}
+
+static void many_in_order(void **state)
+{
+    enum { N = 24, EACH = 70000 };
+    struct team t;
+    static struct wait w[RANKS][N];
+    static struct link_seg all[N];
+    unsigned next[RANKS] = { 0 }, again = 0;
+
+    (void)state;
+    team_open(&t, N * EACH);
+    for (unsigned i = 0; i < N; i++)
+        all[i] = (struct link_seg){
+            .from_off = i * EACH, .to_off = i * EACH, .run_bytes = EACH, .rows = 1
+        };
+    while (next[0] < N || next[1] < N || next[2] < N) {
+        for (unsigned i = 0; i < RANKS; i++)
+            while (next[i] < N) {
+                struct wait *one = &w[i][next[i]];
+                struct fl_err err = { 0 };
+
+                *one = wait_for();
+                enum fl_status st = link_nccl.cast_segs(t.k[i], 0, &t.mem[i], &all[next[i]], 1,
+                                                        NULL, &one->op, &err);
+                if (st == FL_AGAIN) {
+                    again++;
+                    break;
+                }
+                t_ok(st, &err);
+                next[i]++;
+            }
+        fl_loop_turn(t.loop, 20);
+        t_true(again < 100000, "nothing comes back");
+    }
+    for (unsigned i = 0; i < RANKS; i++) {
+        for (unsigned k = 0; k < N; k++) {
+            t_until(t.loop, w[i][k].times == 1, 10000);
+            t_ok(w[i][k].op.err.status, &w[i][k].op.err);
+        }
+        t_mem_eq(t.mem[i].addr, t.mem[0].addr, N * EACH);
+    }
+    t_true(again > 0, "there is a bound");
+    team_close(&t);
+}
+
+/* A stopped process says nothing: the deadline is ours, and the memory is ours after it. */
+static void a_silent_rank_is_named_by_the_deadline(void **state)
+{
+    struct team t;
+    struct wait w[RANKS], quiet = wait_for();
+    struct fl_err err = { 0 };
+    struct link_seg one = { .run_bytes = 4 * MIB, .rows = 1 };
+    int before = aborts();
+
+    (void)state;
+    team_open(&t, 8 * MIB);
+    for (unsigned i = 0; i < RANKS; i++)
+        cast(&t, i, &one, 1, NULL, &w[i]);
+    for (unsigned i = 0; i < RANKS; i++)
+        t_until(t.loop, w[i].times == 1, 10000);
+    silence(2);
+    uint64_t began = fl_clock_boot_ns();
+    struct wait more[2][2];
+
+    for (unsigned k = 0; k < 2;
+         k++) /* the second is due a second after the first, and both end with it */
+        for (unsigned i = 0; i < 2; i++)
+            cast(&t, i, &one, 1, NULL, &more[k][i]);
+    for (unsigned k = 0; k < 2; k++)
+        for (unsigned i = 0; i < 2; i++) {
+            t_until(t.loop, more[k][i].times == 1, 12000);
+            t_refused(more[k][i].op.err.status, FL_TIMEOUT, &more[k][i].op.err);
+            t_has(more[k][i].op.err.text, "dead or stopped");
+        }
+    t_true(fl_clock_boot_ns() - began < 8000000000ull, "6 s and some");
+    t_true(aborts() >= before + 2, "both gave their communicator up");
+    silence(-1);
+    memset(t.mem[1].addr, 0x77, t.mem[1].bytes);
+    fl_loop_turn(t.loop, 20);
+    for (uint64_t i = 0; i < t.mem[1].bytes; i++)
+        t_true(((unsigned char *)t.mem[1].addr)[i] == 0x77, "written after it came back");
+    t_refused(link_nccl.cast_segs(t.k[1], 0, &t.mem[1], &one, 1, NULL, &w[1].op, &err),
+              FL_UNREACHABLE, &err);
+    t_has(err.text, "spent");
+    link_nccl.abort(t.k[1], &quiet.op);
+    t_until(t.loop, quiet.times == 1, 5000);
+    team_close(&t);
+}
+
+/* Somebody else has heard of the death: no deadline is waited for. */
+static void abort_ends_it_at_once(void **state)
+{
+    struct team t;
+    struct wait w[RANKS], quiet = wait_for();
+    struct fl_err err = { 0 };
+    struct link_seg one = { .run_bytes = 4 * MIB, .rows = 1 };
+
+    (void)state;
+    team_open(&t, 8 * MIB);
+    silence(2);
+    for (unsigned i = 0; i < 2; i++)
+        cast(&t, i, &one, 1, NULL, &w[i]);
+    uint64_t began = fl_clock_boot_ns();
+
+    link_nccl.abort(t.k[1], &quiet.op);
+    t_int_eq(quiet.times, 0, "quiet comes through the loop");
+    t_until(t.loop, quiet.times == 1, 5000);
+    t_int_eq(w[1].times, 1, "before quiet");
+    t_refused(w[1].op.err.status, FL_CANCELLED, &w[1].op.err);
+    t_true(fl_clock_boot_ns() - began < 1000000000ull * T_SLOWDOWN);
+    t_refused(link_nccl.cast_segs(t.k[1], 0, &t.mem[1], &one, 1, NULL, &w[1].op, &err),
+              FL_CANCELLED, &err);
+    link_nccl.close(t.k[0]); /* with one in flight */
+    t.k[0] = NULL;
+    t_int_eq(w[0].times, 1, "before close returned");
+    t_refused(w[0].op.err.status, FL_CANCELLED, &w[0].op.err);
+    silence(-1);
+    team_close(&t);
+}
+
+static void ends_while_it_opens(void **state)
+{
+    struct link_place place[2];
+    struct link_team team = { .members = place, .n = 2 };
+    struct wait ready = wait_for(), quiet = wait_for(), again = wait_for();
+    struct link *a = NULL, *b = NULL;
+    struct fl_err err = { 0 };
+    struct fl_loop *l;
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &l, &err), &err);
+    place_of(0, &place[0]);
+    place_of(1, &place[1]);
+    t_ok(link_nccl.ticket(team.ticket, &err), &err);
+    t_ok(link_nccl.open(l, &team, &a, &ready.op, &err), &err); /* the other one never comes */
+    fl_loop_turn(l, 20);
+    t_int_eq(ready.times, 0);
+    link_nccl.abort(a, &quiet.op);
+    t_until(l, quiet.times == 1 && ready.times == 1, 5000);
+    t_refused(ready.op.err.status, FL_CANCELLED, &ready.op.err);
+    t_ok(link_nccl.ticket(team.ticket, &err), &err);
+    t_ok(link_nccl.open(l, &team, &b, &again.op, &err), &err);
+    link_nccl.close(b);
+    t_int_eq(again.times, 1, "before close returned");
+    link_nccl.close(a);
+    fl_loop_destroy(l);
+}
+
+static void faults(void **state)
+{
+    bool met = true;
+
+    (void)state;
+    for (unsigned nth = 1; met; nth++) {
+        struct link_place place[2];
+        struct link_team team = { .members = place, .n = 2 };
+        struct wait ready[2] = { wait_for(), wait_for() }, w[2] = { wait_for(), wait_for() };
+        struct link *k[2] = { NULL, NULL };
+        struct link_mem mem[2] = { 0 };
+        struct link_seg one = { .run_bytes = 100000, .rows = 1 };
+        struct fl_err err = { 0 };
+        struct fl_loop *l;
+        enum fl_status st;
+
+        t_ok(fl_loop_create(NULL, &l, &err), &err);
+        for (unsigned i = 0; i < 2; i++) {
+            place_of(i, &place[i]);
+            t_ok(link_dev_alloc(devices[i].uuid, 100000, &mem[i], &err), &err);
+        }
+        fl_fault_arm(nth);
+        st = link_nccl.ticket(team.ticket, &err);
+        for (unsigned i = 0; i < 2 && st == FL_OK; i++) {
+            team.self = i;
+            st = link_nccl.open(l, &team, &k[i], &ready[i].op, &err);
+        }
+        for (unsigned i = 0; i < 2 && st == FL_OK; i++) {
+            t_until(l, ready[0].times || ready[1].times, 10000);
+            if (ready[i].times && ready[i].op.err.status == FL_OK) /* else the other one failed */
+                t_until(l, ready[1 - i].times, 10000);
+            st = ready[i].times ? ready[i].op.err.status : ready[1 - i].op.err.status;
+        }
+        for (unsigned i = 0; i < 2 && st == FL_OK; i++)
+            st = link_nccl.cast_segs(k[i], 0, &mem[i], &one, 1, NULL, &w[i].op, &err);
+        if (st == FL_OK) {
+            t_until(l, w[0].times || w[1].times, 20000);
+            for (unsigned i = 0; i < 2; i++)
+                st = w[i].times && w[i].op.err.status != FL_OK ? w[i].op.err.status : st;
+            if (st == FL_OK) {
+                t_until(l, w[0].times && w[1].times, 20000);
+                st = w[0].op.err.status ? w[0].op.err.status : w[1].op.err.status;
+            }
+        }
+        met = fl_fault_disarm();
+        t_true(met || st == FL_OK, "nth=%u: %s", nth, err.text);
+        if (st == FL_OK)
+            t_mem_eq(mem[0].addr, mem[1].addr, 100000, "nth=%u", nth);
+        for (unsigned i = 0; i < 2; i++)
+            if (k[i])
+                link_nccl.close(k[i]);
+        for (unsigned i = 0; i < 2; i++)
+            link_dev_free(&mem[i]);
+        fl_loop_destroy(l);
+    }
+}
+
+struct row {
+    const char *name;
+    void (*bend)(struct link_place *p);
+    enum fl_status why;
+    const char *text;
+};
+static void no_device(struct link_place *p)
+{
+    p->gpu_uuid[0] = 0;
+}
+static void no_nccl(struct link_place *p)
+{
+    p->nccl_version = 0;
+}
+static void other_nccl(struct link_place *p)
+{
+    p->nccl_version = 22803;
+}
+static void other_settings(struct link_place *p)
+{
+    fl_copy(p->nccl_env, sizeof(p->nccl_env), "NCCL_CUMEM_ENABLE=0");
+}
+static void same_device(struct link_place *p)
+{
+    fl_copy(p->gpu_uuid, sizeof(p->gpu_uuid), devices[0].uuid);
+}
+static const struct row rows[] = {
+    { "host memory", no_device, FL_UNREACHABLE, "host memory" },
+    { "no library", no_nccl, FL_UNSUPPORTED, "no NCCL" },
+    { "P113: another version, both are named", other_nccl, FL_UNSUPPORTED, "22803" },
+    { "P113: other settings, both are named", other_settings, FL_UNSUPPORTED,
+      "NCCL_CUMEM_ENABLE=0" },
+    { "one device for two ranks", same_device, FL_UNSUPPORTED, "one device" },
+};
+
+static void who_is_reached(void **state)
+{
+    struct link_place a, b;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    place_of(0, &a);
+    place_of(1, &b);
+    t_true(link_nccl.reaches(&a, &b, &err), "%s", err.text);
+    t_int_eq(a.nccl_version, 22809);
+    t_has(a.nccl_env, "NCCL_NVLS_ENABLE=0"); /* whatever it was */
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        struct link_place bent = b;
+
+        rows[i].bend(&bent);
+        t_true(!link_nccl.reaches(&a, &bent, &err), "%s", rows[i].name);
+        t_int_eq(err.status, rows[i].why, "%s", rows[i].name);
+        t_has(err.text, rows[i].text);
+    }
+    other_nccl(&b);
+    t_true(!link_nccl.reaches(&a, &b, &err));
+    t_has(err.text, "22809");
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gathers_casts_and_spreads),
+        cmocka_unit_test(many_in_order),
+        cmocka_unit_test(a_silent_rank_is_named_by_the_deadline),
+        cmocka_unit_test(abort_ends_it_at_once),
+        cmocka_unit_test(ends_while_it_opens),
+        cmocka_unit_test(faults),
+        cmocka_unit_test(who_is_reached),
+    };
+    const struct gpu_ops *gpu;
+    size_t n = RANKS;
+    const char *path = getenv("FURLONG_NCCL");
+    void *fake = path ? dlopen(path, RTLD_NOW) : NULL;
+
+    if (!fake || gpu_pick(&gpu, NULL) != FL_OK || gpu->list(devices, &n, NULL) != FL_OK ||
+        n != RANKS) {
+        fprintf(stderr, "test_nccl: wants FURLONG_NCCL and FURLONG_GPU=fake:3\n");
+        return 1;
+    }
+    *(void **)&silence = dlsym(fake, "fake_nccl_silence");
+    *(void **)&aborts = dlsym(fake, "fake_nccl_aborts");
+    return t_run("nccl", tests);
+}

@@ -1,0 +1,98 @@
+/* transport/link/nccl_priv.h - the link by NCCL from inside: the loop's end (nccl.c), the thread
+ * (nccl_run.c)
+ *
+ * One thread of a process owns all communicators and makes every call: an abort is its next call.
+ * Communicators do not block, so it never waits inside of one. */
+#pragma once
+#include <pthread.h>
+#include <sys/queue.h>
+#include "transport/link/dev_priv.h"
+#include "transport/link/link_priv.h"
+#include "transport/link/nccl_api.h"
+
+enum {
+    NCCL_STAGE_BYTES =
+        64 << 20,      /* a parcel: 0.18 ms at 370 GB/s, so that gathering hides behind it */
+    NCCL_STAGES = 3,   /* of a device, for all its links                                   */
+    NCCL_MAX_JOBS = 8, /* in flight on a link; past it FL_AGAIN until one is back          */
+    NCCL_TABLES = 64,
+    NCCL_WARM_BYTES = 4 << 20,
+    NCCL_OPEN_MS = 60000, /* until all ranks have come */
+    NCCL_JOIN_MS = 5000,  /* for the first cast of an idle link: others may be late  */
+    NCCL_LATE_MS = 1000,  /* then 3 times what the slowest link takes  */
+    NCCL_IDLE_MS = 2000   /* after which the stages are given back   */
+};
+struct nccl_parcel {
+    size_t first, n;
+    uint64_t bytes;
+};
+struct nccl_table {
+    uint64_t key[2], used;
+    bool gathers;
+    struct dev_table t;
+    struct nccl_parcel *parcels;
+    size_t n_parcels;
+};
+struct nccl_job {
+    STAILQ_ENTRY(nccl_job) next;
+    struct nccl *k;
+    struct link_op *op;
+    unsigned root;
+    struct link_mem mem;
+    const struct link_seg *segs;
+    size_t n;
+    uint64_t (*digests)[2];
+    uint64_t bytes, asked_ns;
+    /* the thread's */
+    const struct nccl_table *table;
+    size_t next_parcel;
+    bool issued;
+    uint64_t due_ns, began_ns;
+    struct gpu_event *end;
+    uint64_t sums;
+    uint64_t (*back)[2];
+};
+STAILQ_HEAD(nccl_jobs, nccl_job);
+enum nccl_state { NCCL_NEW, NCCL_JOINING, NCCL_WARMING, NCCL_READY, NCCL_DEAD };
+struct nccl {
+    struct link base;
+    LIST_ENTRY(nccl) next;
+    struct link_place *members;
+    unsigned n, self;
+    struct nccl_id id;
+    /* under the thread's lock */
+    struct nccl_jobs asked, over;
+    bool stop, let_go, gone;
+    bool silent; /* nothing is posted to the loop any more       */
+    bool orphan; /* the thread frees it when it is done with it */
+    bool opened;
+    struct fl_err why; /* of opening; of death */
+    bool dead;
+    /* the loop's */
+    struct fl_task back;
+    struct link_op *ready, *quiet;
+    bool quiet_over;
+    unsigned n_jobs, delivering;
+    bool closed;
+    /* the thread's */
+    enum nccl_state state;
+    const struct nccl_api *api;
+    struct link_dev *dev;
+    nccl_comm comm;
+    struct gpu_stream *work, *wire;
+    struct gpu_event *warmed;
+    uint64_t warm, due_ns, uses;
+    bool in_call, warm_recorded; /* in_call: NCCL has not taken the last call yet */
+    struct nccl_ring *ring;
+    struct nccl_stage *stage; /* of that call */
+    struct nccl_jobs now;
+    struct nccl_table tables[NCCL_TABLES];
+};
+/* Shared by both files. */
+enum fl_status nccl_thread_start(struct fl_err *err); /* of the process; stays */
+void nccl_thread_add(struct nccl *k);
+void nccl_lock(void);
+void nccl_unlock(void);
+void nccl_wake(void);
+void nccl_wait_gone(struct nccl *k); /* let go, and the thread has forgotten it */
+void nccl_free(struct nccl *k);
