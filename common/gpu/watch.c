@@ -52,16 +52,19 @@ static void load(void)
     nvml_ready = true;
 }
 
-/* FL_OK: NVML answers. FL_AGAIN: the fake does. */
+/* FL_OK: NVML answers. FL_AGAIN: the fake does. Nothing is picked where a driver could be: picking
+ * starts it. */
 static enum fl_status who_answers(struct fl_err *err)
 {
+    const char *word = getenv("FURLONG_GPU");
     const struct gpu_ops *ops;
 
-    FL_TRY(gpu_pick(&ops, err));
-    if (ops == &gpu_fake)
-        return FL_AGAIN;
-    if (ops == &gpu_none && getenv("FURLONG_GPU") && *getenv("FURLONG_GPU"))
-        return fl_fail(err, FL_UNSUPPORTED, "no devices: FURLONG_GPU=none");
+    if (word && *word && strcmp(word, "cuda") != 0) {
+        FL_TRY(gpu_pick(&ops, err));
+        return ops == &gpu_fake
+                   ? FL_AGAIN
+                   : fl_fail(err, FL_UNSUPPORTED, "no devices: FURLONG_GPU=%.40s", word);
+    }
     pthread_once(&nvml_once, load);
     if (!nvml_ready && err)
         *err = nvml_err;

@@ -1,5 +1,6 @@
 /* one face over a device (or its fake), one that is one memory with the host, and the host:
  * FURLONG_GPU says which */
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -171,10 +172,16 @@ static void chunks_are_as_large_as_asked(void **state)
     arena_usage(a, false, &u);
     t_int_eq(u.peak_held_bytes,
              (3 * MIB + unit - 1) / unit * unit + (10 * MIB + unit - 1) / unit * unit);
-    some(a, FURLONG_TAG_DEFAULT, 1, 0); /* 64 MiB unless said */
+    uint64_t first = u.peak_held_bytes;
+    void *last = some(a, FURLONG_TAG_DEFAULT, 1, 0); /* 64 MiB unless said */
     arena_usage(a, true, &u);
     t_true(u.peak_held_bytes > 64 * MIB);
     t_int_eq(u.tags[0].chunks + u.tags[1].chunks + u.tags[4].chunks, 3);
+    arena_free(a, last);
+    arena_usage(a, true, &u);
+    t_true(u.peak_held_bytes > 64 * MIB, "until it is restarted");
+    arena_usage(a, false, &u);
+    t_int_eq(u.peak_held_bytes, first);
     arena_destroy(a);
 }
 
@@ -341,6 +348,51 @@ static void the_pool_is_made_once_and_holds_one_backup(void **state)
     t_int_eq(arena_pool_drop(a), 96 * MIB);
     arena_usage(a, false, &u);
     t_int_eq(u.pool_bytes + u.peak_pool_used_bytes, 0);
+    arena_destroy(a);
+}
+
+/* ==== threads ==== */
+struct busy {
+    struct arena *a;
+    pthread_t thread;
+    unsigned failed;
+};
+
+static void *allocate(void *arg)
+{
+    struct busy *b = arg;
+
+    for (unsigned i = 0; i < 200; i++) {
+        void *p = NULL, *q = NULL;
+
+        b->failed += arena_alloc(b->a, FURLONG_TAG_DEFAULT, 5000 + i, 0, &p, NULL) != FL_OK;
+        b->failed += arena_alloc(b->a, FURLONG_TAG_WEIGHTS, CHUNK / 2, 0, &q, NULL) != FL_OK;
+        arena_free(b->a, p);
+        arena_free(b->a, q);
+    }
+    return NULL;
+}
+
+static void any_thread_may_allocate(void **state)
+{
+    struct arena *a = fresh(&small);
+    struct busy busy[3] = { { .a = a }, { .a = a }, { .a = a } };
+    struct arena_usage u;
+
+    (void)state;
+    some(a, FURLONG_TAG_KV, CHUNK, 0);
+    for (size_t i = 0; i < FL_LEN(busy); i++)
+        t_int_eq(pthread_create(&busy[i].thread, NULL, allocate, &busy[i]), 0);
+    for (unsigned i = 0; i < 20; i++) {
+        t_ok(arena_offload(a, FURLONG_TAG_KV, NULL, &err), &err);
+        t_ok(arena_onload(a, FURLONG_TAG_KV, NULL, &err), &err);
+    }
+    for (size_t i = 0; i < FL_LEN(busy); i++) {
+        pthread_join(busy[i].thread, NULL);
+        t_int_eq(busy[i].failed, 0);
+    }
+    arena_usage(a, false, &u);
+    t_int_eq(u.tags[0].used_bytes + u.tags[4].used_bytes, 0);
     arena_destroy(a);
 }
 
@@ -545,8 +597,10 @@ static void memory_changes_places_under_fixed_addresses(void **state)
     t_refused(arena_view_exchange(a, vp, vp, &err), FL_INVALID, &err);
     arena_release(a, "one");
     struct arena_moved m;
+    t_ok(arena_keep(a, FURLONG_TAG_WEIGHTS, FURLONG_KEEP_HOST, NULL, &err), &err);
     t_ok(arena_offload(a, FURLONG_TAG_WEIGHTS, &m, &err), &err);
     t_int_eq(m.shared_bytes, 2 * CHUNK, "two still holds its own");
+    t_int_eq(m.backed_bytes, info.integrated ? 0 : 4 * CHUNK, "what stays is not saved");
     t_true(painted(&e, arena_view_data(vp), 2 * CHUNK, 1));
     arena_export_fini(&xp);
     arena_export_fini(&xq);
@@ -721,6 +775,7 @@ int main(int argc, char **argv)
         { cmocka_unit_test(the_disk_keeps_content), EVERY },
         { cmocka_unit_test(what_stays_is_as_it_was), EVERY },
         { cmocka_unit_test(the_pool_is_made_once_and_holds_one_backup), EVERY },
+        { cmocka_unit_test(any_thread_may_allocate), EVERY },
         { cmocka_unit_test(the_end_of_memory_says_what_would_help), FAKE },
         { cmocka_unit_test(refuses), EVERY },
         { cmocka_unit_test(shared_memory_stays_and_is_counted_by_holder), EVERY },

@@ -218,6 +218,24 @@ static int64_t amount(const Fl__Inventory *inv, const char *name)
     return -1;
 }
 
+/* As on a machine with three devices, each by its own name: runs on the fake are placed as on real ones. */
+static void inventories_of_fakes(void **state)
+{
+    struct node_config cfg = { .cpus = 1, .gpus = -1, .memory_bytes = 1 << 30 };
+    Fl__Inventory *inv = NULL;
+    struct fl_err err;
+
+    (void)state;
+    t_int_eq(setenv("FURLONG_GPU", "fake:3", 1), 0);
+    enum fl_status st = node_inventory_make(&cfg, NULL, "no-such-library.so", NULL, &inv, &err);
+    t_int_eq(unsetenv("FURLONG_GPU"), 0);
+    t_ok(st, &err);
+    t_int_eq(inv->n_devices, 3);
+    t_true(!inv->devices[0]->logical && strcmp(inv->devices[0]->uuid, inv->devices[2]->uuid) != 0);
+    t_true(inv->devices[1]->memory_bytes > 0);
+    fl__inventory__free_unpacked(inv, NULL);
+}
+
 static void inventories(void **state)
 {
     struct node_config cfg = { .cpus = 2.5,
@@ -683,6 +701,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(quotas),
         cmocka_unit_test(inventories),
         cmocka_unit_test(inventories_of_gpus),
+        cmocka_unit_test(inventories_of_fakes),
         cmocka_unit_test(inventories_refused),
         cmocka_unit_test(addresses),
         cmocka_unit_test(ports),
