@@ -79,11 +79,10 @@ void cli_token(char *out, size_t cap)
     free(text);
 }
 
-enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err)
+enum fl_status cli_token_keep(const char *token, struct fl_err *err)
 {
     const char *path = getenv("FURLONG_TOKEN_PATH");
-    char at[FL_PATH_MAX], state[FL_PATH_MAX], token[65];
-    uint8_t random[32];
+    char at[FL_PATH_MAX], state[FL_PATH_MAX];
 
     if (path && *path) {
         FL_TRY(fl_path(at, err, "%s", path));
@@ -91,11 +90,18 @@ enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err)
         FL_TRY(fl_state_dir(NULL, state, err));
         FL_TRY(fl_path(at, err, "%s/token", state));
     }
+    return fl_file_write(at, 0600, token, strlen(token), err);
+}
+
+enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err)
+{
+    uint8_t random[32];
+    char token[65];
+
     FL_TRY(fl_random(random, sizeof(random), err));
     fl_hex(token, random, sizeof(random));
-    FL_TRY(fl_file_write(at, 0600, token, strlen(token), err));
     (void)fl_copy(out, cap, token);
-    return FL_OK;
+    return cli_token_keep(token, err);
 }
 
 enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, struct fl_err *err)

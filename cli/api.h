@@ -22,7 +22,8 @@ enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, st
 enum fl_status cli_url_of(const char *address, char url[CLI_URL_BYTES], struct fl_err *err); /* [http://]HOST:PORT */
 void cli_token(char *out, size_t cap); /* the one that this user has, or "" */
 
-enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err); /* a new one, stored where it is looked for */
+enum fl_status cli_token_keep(const char *token, struct fl_err *err); /* in the file where it is looked for */
+enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err); /* a new one, kept */
 
 /* One request, its answer whatever the status is: http_answer_fini(out). */
 enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const char *path,

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 #include "cli/daemons.h"
@@ -12,7 +13,7 @@
 
 struct start {
     struct cli_common common;
-    bool head, block;
+    bool head, block, if_needed, token_stdin;
     struct cli_start how;
 };
 static const struct fl_opt opts[] = {
@@ -21,6 +22,8 @@ static const struct fl_opt opts[] = {
       .help = "join the head whose gRPC side is there (6379 by default)" },
     { FL_OPT_INT, "wait", .arg = "SECONDS", .fallback = "30", .max = 86400, .at = offsetof(struct start, how.wait_s),
       .help = "how long to wait for the head, which may start later" },
+    { FL_OPT_SWITCH, "if-needed", .at = offsetof(struct start, if_needed), .help = "a daemon here that has joined that head already is enough" },
+    { FL_OPT_SWITCH, "token-stdin", .at = offsetof(struct start, token_stdin), .help = "the cluster token comes on standard input, and is kept" },
     { FL_OPT_SWITCH, "block", .at = offsetof(struct start, block),
       .help = "stay in the foreground; ends what it started on Ctrl-C or when the daemon ends" },
     { FL_OPT_SWITCH, "json", .at = offsetof(struct start, common.json), .help = "print JSON" },
@@ -207,7 +210,7 @@ enum fl_status cli_block(const struct cli_daemon *d, size_t n, const struct cli_
     return st;
 }
 
-/* 0: ended on request; 1: a daemon ended by itself. */
+/* 0: ended on request, or with the cluster; 1: a daemon failed. */
 static int block(const struct cli_daemon *d, size_t n)
 {
     const struct cli_daemon *ended;
@@ -216,10 +219,12 @@ static int block(const struct cli_daemon *d, size_t n)
 
     if (cli_block(d, n, &ended, &wstatus, &err) != FL_OK)
         return cli_failed("furlong start", &err);
+    bool well = ended && WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == 0;
+
     if (ended)
-        fprintf(stderr, "furlong start: a daemon ended by itself; ending the rest\n");
+        fprintf(stderr, well ? "furlong start: the cluster has ended\n" : "furlong start: a daemon ended by itself; ending the rest\n");
     cli_end_all("furlong start", d, n);
-    return ended ? 1 : 0;
+    return ended && !well ? 1 : 0;
 }
 
 /* ==== what the user reads ========================================================================== */
@@ -281,6 +286,38 @@ static int run(const struct start *s)
     return rc;
 }
 
+/* ==== joining, once ================================================================================ */
+static enum fl_status keep_token(struct fl_err *err)
+{
+    char given[130] = "", have[80];
+    ssize_t n = read(STDIN_FILENO, given, sizeof(given) - 1);
+
+    given[n > 0 ? n : 0] = 0;
+    given[strcspn(given, " \t\r\n")] = 0;
+    if (!*given) /* the head asks for none */
+        return FL_OK;
+    cli_token(have, sizeof(have));
+    if (!*have)
+        return cli_token_keep(given, err);
+    return strcmp(have, given) == 0 ? FL_OK
+                                    : fl_fail(err, FL_DENIED, "this user has another cluster token here than the head's; remove it, or "
+                                              "name another file with FURLONG_TOKEN_PATH");
+}
+
+static bool has_joined(const char *address)
+{
+    struct cli_daemon *d;
+    size_t n;
+    bool joined = false;
+
+    if (cli_daemons_find(&d, &n, NULL) != FL_OK)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        joined |= d[i].kind == 'n' && strcmp(cli_text(d[i].info, "head"), address) == 0;
+    cli_daemons_free(d, n);
+    return joined;
+}
+
 int cli_start(int argc, char **argv)
 {
     struct start s = { 0 };
@@ -295,10 +332,24 @@ int cli_start(int argc, char **argv)
         return rc;
     if (o.n_words)
         return cli_misused(o.program, "'%s' is no option", o.words[0]);
+    const char *master = getenv("MASTER_ADDR");
+    char at[300];
+    struct fl_err err = { 0 };
+
+    if (!s.head && !s.common.address && master && *master) { /* the same on every node: the head's */
+        snprintf(at, sizeof(at), strchr(master, ':') ? "[%.256s]:6379" : "%.256s:6379", master);
+        s.common.address = at;
+    }
     if (s.head == (s.common.address != NULL))
         return cli_misused(o.program, s.head ? "--head and --address exclude each other"
                                              : "--head or --address=HOST:PORT is wanted");
     if (s.head && !s.how.ip)
         s.how.ip = cli_head_ip();
+    if (s.token_stdin && keep_token(&err) != FL_OK)
+        return cli_failed(o.program, &err);
+    if (s.if_needed && s.common.address && has_joined(s.common.address)) {
+        printf("this node has joined the head at %s already\n", s.common.address);
+        return 0;
+    }
     return run(&s);
 }

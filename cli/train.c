@@ -7,6 +7,7 @@
 #include "cli/cli.h"
 #include "cli/daemons.h"
 #include "cli/job.h"
+#include "cli/launch.h"
 #include "cli/quote.h"
 #include "common/base/id.h"
 #include "common/base/str.h"
@@ -19,6 +20,7 @@ struct train {
     int64_t num_gpus;
     bool num_gpus_given;
     struct train_flags flags;
+    struct launch launch;
     char run_dir[FL_PATH_MAX], id[CLI_JOB_BYTES];
     struct cli_daemon own[2]; /* of a private cluster: head, node */
     size_t n_own;
@@ -120,6 +122,8 @@ static void end_private(struct train *t, bool at_once)
 
 static enum fl_status find_or_start(struct train *t, struct cli_cluster *c, struct fl_err *err)
 {
+    if (launch_asked(&t->launch))
+        return launch_cluster(&t->launch, t->common.address, (double)devices_needed(&t->flags), c, err);
     enum fl_status st = cli_cluster_find(t->common.address, c, err);
 
     if (st != FL_NOT_FOUND) {
@@ -182,6 +186,7 @@ static int run(struct train *t, const struct fl_opts *o)
         int rc = cli_failed(o->program, &err);
 
         end_private(t, true);
+        launch_end(&t->launch);
         (void)rmdir(t->run_dir); /* goes only if nothing was written */
         return rc;
     }
@@ -189,8 +194,10 @@ static int run(struct train *t, const struct fl_opts *o)
         fprintf(stderr, "%s\n", t->flags.notes[i]);
     fprintf(stderr, "job %s on %s%s, recorded in %s\n", id, c.url, t->n_own ? " (private)" : "", t->run_dir);
     int rc = cli_watch(o->program, &c, id, &how);
-    if (rc != 130) /* the user left a run behind on purpose */
+    if (rc != 130) { /* the user left a run behind on purpose */
         end_private(t, false);
+        launch_end(&t->launch);
+    }
     return rc;
 }
 
@@ -209,6 +216,7 @@ int cli_train(int argc, char **argv)
         return cli_misused(o.program, "no memory");
     train_flags_tables(&t->flags, o.tables);
     o.tables[TRAIN_FLAG_TABLES] = (struct fl_opt_table){ "Cluster and output", own_opts, t };
+    o.tables[TRAIN_FLAG_TABLES + 1] = (struct fl_opt_table){ "Several nodes", launch_opts, &t->launch };
     enum fl_status st = train_flags_parse(&t->flags, &o, argc, argv, &err);
     int rc;
 
@@ -222,6 +230,7 @@ int cli_train(int argc, char **argv)
         rc = run(t, &o);
     }
     train_flags_fini(&t->flags);
+    launch_fini(&t->launch);
     free(t);
     return rc;
 }

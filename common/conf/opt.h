@@ -36,7 +36,7 @@ struct fl_opt_table {
     void *into;
 };
 enum fl_opt_from { FL_OPT_UNSET, FL_OPT_DEFAULT, FL_OPT_FILE, FL_OPT_ENV, FL_OPT_EXTRA, FL_OPT_LINE };
-enum { FL_OPT_TABLES = 6, FL_OPT_MAX = 192 };
+enum { FL_OPT_TABLES = 8, FL_OPT_MAX = 192 };
 struct fl_opts {
     const char *program, *usage; /* "furlong start", "--head | --address HOST:PORT [OPTION...]" */
     const char *about, *notes;   /* above and below the list in the help; notes may be NULL */
