@@ -358,6 +358,40 @@ static void serve_role(struct question *q, bool again)
     free_msg(m);
 }
 
+static struct seat *seat_asked(const struct question *q, const Fl__MemberEnd *m)
+{
+    struct seat *s, *tmp;
+
+    HASH_ITER (hh, q->head->seats, s, tmp)
+        if (listed(s, q->job, &m->group, m->role) && s->rec->rank == m->rank)
+            return s;
+    reply_refuse(q->req, FL_NOT_FOUND, "job %s has no %s %u in that placement group",
+                 q->job->rec->submission_id, m->role, m->rank);
+    return NULL;
+}
+
+/* Kept in memory alone: a head that ends before the daemon has taken it is asked again. */
+static void serve_member_end(struct question *q)
+{
+    Fl__MemberEnd *m = body_of(q, &fl__member_end__descriptor);
+    struct seat *s = m ? seat_asked(q, m) : NULL;
+
+    if (s && m->attempt > s->rec->who->attempt) {
+        reply_refuse(q->req, FL_INVALID, "%s %u has no attempt %u yet, it is at %u", m->role,
+                     m->rank, m->attempt, s->rec->who->attempt);
+    } else if (s) {
+        if (m->attempt == s->rec->who->attempt && s->rec->state == FL__SEAT_STATE__SEAT_LIVE &&
+            !s->force_why) {
+            s->force_why = must(strdup(m->why && *m->why ? m->why : "the driver ends it"));
+            fl_info("worker is ended by its driver role=%s rank=%u attempt=%u job=%s why=\"%s\"",
+                    m->role, m->rank, m->attempt, q->job->rec->submission_id, s->force_why);
+            head_kick(q->head);
+        }
+        reply_empty(q->req);
+    }
+    free_msg(m);
+}
+
 static void serve_role_end(struct question *q)
 {
     serve_role(q, false);
@@ -383,6 +417,7 @@ static const struct {
     { FL_ROLE_END, true, serve_role_end },
     { FL_ROLE_RESTART, true, serve_role_restart },
     { FL_GROUP_END, true, serve_group_end },
+    { FL_MEMBER_END, true, serve_member_end },
 };
 
 static bool speaks(struct question *q, const Fl__Relay *m)

@@ -64,6 +64,13 @@ enum fl_status seat_make(struct head *h, struct job *j, struct group *g, const c
     return head_record(h, REC_SEAT, &rec, NULL, err);
 }
 
+/* Whoever was to be ended by force has ended, or is ended with its attempt. */
+static void forget_force(struct seat *s)
+{
+    free(s->force_why);
+    s->force_why = NULL;
+}
+
 /* The next attempt of the same seat; ending: the older one is to be stopped first. */
 enum fl_status seat_again(struct seat *s, bool counts, struct fl_err *err)
 {
@@ -84,6 +91,7 @@ enum fl_status seat_again(struct seat *s, bool counts, struct fl_err *err)
     rec.has_job_attempt = true;
     rec.job_attempt = s->job->rec->attempt;
     FL_TRY(head_record(s->job->head, REC_SEAT, &rec, NULL, err));
+    forget_force(s);
     seat_unplug(s);
     return FL_OK;
 }
@@ -137,6 +145,8 @@ void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after
             call_fail(req, &err); /* the daemon tells it again */
         return;
     }
+    if (s->rec->state == FL__SEAT_STATE__SEAT_OVER)
+        forget_force(s);
     if (s->rec->state == FL__SEAT_STATE__SEAT_OVER || !s->rec->ending)
         seat_unplug(s);
     head_kick(h);
@@ -190,6 +200,7 @@ static void stop(struct seat *s, uint32_t attempt)
     Fl__WorkerStop m = FL__WORKER_STOP__INIT;
     Fl__SeatRef who = *s->rec->who;
     struct send t = { .done = stop_answered, .n = attempt };
+    bool force = s->force_why && attempt == s->rec->who->attempt;
     struct fl_err err;
 
     if (s->calling || s->stopping || s->ready_ns > fl_loop_now_ns(h->loop))
@@ -197,12 +208,13 @@ static void stop(struct seat *s, uint32_t attempt)
     who.attempt = attempt;
     m.who = &who;
     m.cause = EXIT_STOPPED;
-    m.text = job_over(s->job)          ? "its job has ended"
+    m.text = force                     ? s->force_why
+             : job_over(s->job)        ? "its job has ended"
              : s->job->rec->stop_asked ? "the job was stopped"
              : s->rec->ending          ? "it starts again"
                                        : "its role has ended";
     m.has_term_ms = true;
-    m.term_ms = HEAD_STOP_TERM_MS;
+    m.term_ms = force ? 0 : HEAD_STOP_TERM_MS;
     memcpy(t.key, &s->id, sizeof(s->id));
     if (node_send(seat_node(s), FL_WORKER_STOP, &m, HEAD_SEND_MS, &t, &err) == FL_OK)
         s->calling = true;
@@ -508,7 +520,7 @@ static void settle(struct head *h, struct seat *s, uint64_t now_ns)
         settle_waiting(h, s, now_ns);
         return;
     case FL__SEAT_STATE__SEAT_LIVE:
-        if (seat_wants_end(s))
+        if (seat_wants_end(s) || (s->force_why && s->started))
             stop(s, s->rec->who->attempt);
         else if (!s->started && s->ready_ns <= now_ns)
             start(s);

@@ -142,6 +142,7 @@ struct seat {
     int pid;
     char *tcp, *unix_path;
     uint64_t ready_ns; /* waiting: not before */
+    char *force_why;   /* this attempt ends without being asked; NULL: it does not */
 };
 
 /* ---- jobs ---- */

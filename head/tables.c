@@ -106,6 +106,7 @@ static void seat_delete(struct head *h, struct seat *s)
     HASH_DEL(h->seats, s);
     free_msg(s->rec);
     free(s->tcp);
+    free(s->force_why);
     free(s->unix_path);
     free(s);
 }

@@ -151,8 +151,8 @@ bool fl_fault_met(const char *name)
         state_update();
     }
     pthread_mutex_unlock(&lock);
-    if (signal_self)
-        kill(getpid(), signal_self);
+    if (signal_self) /* to this thread: no line after this one runs before it takes effect */
+        (void)tgkill(getpid(), gettid(), signal_self);
     if (fail)
         errno = EIO; /* what a failed call would have left for fl_fail_errno */
     return fail;

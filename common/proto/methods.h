@@ -35,6 +35,7 @@ enum fl_method {
     FL_GROUP_END = 133,      /* Group -> empty               */
     FL_MEMBERS_LIST = 134,   /* empty -> Members of the job; from then on EV_MEMBERS follow */
     FL_STEP_RECORD = 135,    /* StepRecord -> empty          */
+    FL_MEMBER_END = 136,     /* MemberEnd -> empty: its end comes with EV_MEMBERS */
     FL_RELAYED_LAST = 191,
     /* worker to worker */
     FL_ASK = 192,            /* Ask + blob -> Answer + blob  */

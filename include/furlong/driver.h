@@ -65,6 +65,20 @@ struct furlong_peer *furlong_group_peer(struct furlong_group *g, uint32_t i);
  * version: one that came back is filled by the library before it counts.
  * FL_TIMEOUT names who is not; FL_UNREACHABLE: a member is ENDED for good. */
 enum fl_status furlong_group_wait(struct furlong_group *g, uint32_t budget_ms, struct fl_err *err);
+enum furlong_late { FURLONG_IN_TIME, FURLONG_SLOW, FURLONG_SILENT };
+/* Was member i, in the attempt that out names, waited for in vain by the last furlong_ask_all() of g, or by
+ * the weight plane since its last furlong_update()? out->why says in what, and where it was last heard.
+ * SLOW: it missed the deadline, but answers. SILENT: it hangs, or the way to it does; nobody but
+ * furlong_member_end() ends it. */
+enum furlong_late furlong_group_late(struct furlong_group *g, uint32_t i, struct furlong_member *out);
+/* Ends that attempt of member i by force: its whole tree is killed without being asked, which also ends
+ * what is stopped. What follows is what follows any end: the next attempt, up to restart_max, after its
+ * back-off. Returns when it has ended, FL_OK too if that attempt had ended before.
+ *
+ * why           stands in the member's cause, for people
+ * FL_TIMEOUT    its daemon has not said in budget_ms that it has ended; asked again it goes on */
+enum fl_status furlong_member_end(struct furlong_group *g, uint32_t i, uint32_t attempt, const char *why,
+                                  uint32_t budget_ms, struct fl_err *err);
 /* Ends every member and starts each again as its next attempt; returns as furlong_launch, but the
  * group stays. */
 enum fl_status furlong_group_restart(struct furlong_group *g, uint32_t budget_ms,

@@ -159,6 +159,15 @@ class Place:
 
 
 @contextlib.contextmanager
+def saying(what):
+    """A failure inside says in which row of a table it was."""
+    try:
+        yield
+    except AssertionError as e:
+        raise AssertionError(f"{what}: {e}") from None
+
+
+@contextlib.contextmanager
 def place():
     root = tempfile.mkdtemp(prefix="fl-", dir="/tmp")
     p = Place(root)

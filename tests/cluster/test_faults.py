@@ -1,4 +1,5 @@
 """Each edge cut once, in a real run: what fails, what holds, and the sentence that says so (DESIGN 9)."""
+import functools
 import os
 import signal
 
@@ -36,7 +37,13 @@ def last_of_each(run):
     return sorted({s["step"]: (s["step"], s["weights_version"], s["weights_digest"]) for s in run.steps()}.values())
 
 
-def whole_run_with(spec, *flags, words=()):
+@functools.cache
+def undisturbed():
+    with place() as p:
+        return reference(p)
+
+
+def whole_run_with(spec, *flags, words=(), same=False):
     with place() as p:
         run = Run(p, *FLAGS, *flags, env=faulty(p, spec))
         r = run.go()
@@ -47,6 +54,7 @@ def whole_run_with(spec, *flags, words=()):
         missing = [w for w in words if w not in text]
         assert not missing, f"{missing} missing in: {r}"
         assert p.left_behind() == []
+        assert not same or last_of_each(run) == undisturbed(), (last_of_each(run), undisturbed(), str(r))
         return last_of_each(run)
 
 
@@ -58,9 +66,27 @@ def test_one_of_two_engines_killed_the_other_commits_and_the_new_one_is_filled()
     whole_run_with("xfer.bucket:40=kill", MANY_BUCKETS, "--rollout-num-gpus=2", words=["rollout", "signal 9"])
 
 
-def test_engine_stopped_in_the_middle_of_an_update():
-    whole_run_with("xfer.bucket:40=stop", MANY_BUCKETS, "--rollout-num-gpus=2", "--update-weight-timeout=3",
-                   words=["rollout", "bucket"])
+HANGS = {  # where: fault, flags, what the run says about who hangs and in what
+    "an engine, staging": ("xfer.bucket:40=stop", [MANY_BUCKETS, "--update-weight-timeout=2"],
+                           ["stage: late, last heard in STAGING, bucket ", "it starts again as attempt 2"]),
+    "an engine, staging, one is enough": (
+        "xfer.bucket:40=stop", [MANY_BUCKETS, "--update-weight-timeout=2", "--update-weight-min-engines=1"],
+        ["committed=1 left_behind=1", "it starts again as attempt 2"]),
+    "an engine, committing": ("engine.commit:2=stop", ["--update-weight-timeout=2"],
+                              ["commit: no answer in 2.0 s", "committed=1 left_behind=1", "as attempt 2"]),
+    "an engine, generating": ("engine.step:3=stop", ["--silence-timeout=2"],
+                              ["generate: no answer in 2 s", "it starts again as attempt 2"]),
+    "a trainer, writing": ("trainer.write:3=stop", ["--silence-timeout=2"],
+                           ["trainer 0 on local: train: no answer in 2 s", "trainers go on at step 2"]),
+    "a trainer, giving": ("xfer.give:3=stop", ["--update-weight-timeout=2"],
+                          ["trainer 0 on local: begin at the source: no answer", "it is ended", "trainers go on at step"]),
+}
+
+
+def test_who_hangs_is_named_ended_and_started_again():
+    for where, (spec, flags, words) in HANGS.items():
+        with harness.saying(where):
+            whole_run_with(spec, "--rollout-num-gpus=2", *flags, words=words, same=True)
 
 
 def test_trainer_killed_in_the_middle_of_a_write():

@@ -24,6 +24,7 @@ struct fake {
     double abs_diff, clock;
     uint64_t digest; /* of updates: changes with the version only */
     uint32_t odd_digests;
+    enum furlong_late late[2]; /* of a side, somebody */
     uint64_t versions_asked[64];
     int n_generated;
 };
@@ -156,6 +157,17 @@ static enum fl_status fake_update(struct driver *d, uint64_t version, struct fur
     return FL_OK;
 }
 
+static uint32_t fake_end_late(struct driver *d, enum drv_side side, enum furlong_late from)
+{
+    struct fake *f = d->seat;
+
+    if (f->late[side] < from || !f->late[side])
+        return 0;
+    note(f, side == DRV_TRAINERS ? "end:trainer" : "end:rollout");
+    f->late[side] = FURLONG_IN_TIME;
+    return 1;
+}
+
 static enum fl_status fake_restart(struct driver *d, enum drv_side side, struct fl_err *err)
 {
     return met(d->seat, side == DRV_TRAINERS ? "restart:trainer" : "restart:rollout", err);
@@ -189,7 +201,7 @@ static void fake_finish(struct driver *d)
 
 static const struct drv_ops fake_ops = {
     fake_place,  fake_launch,  fake_ask,  fake_train,  fake_generate, fake_update,
-    fake_restart, fake_wait, fake_record, fake_now, fake_finish,
+    fake_end_late, fake_restart, fake_wait, fake_record, fake_now, fake_finish,
 };
 
 static struct rig *rig_new(const char *flags, uint32_t attempt)

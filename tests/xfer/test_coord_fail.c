@@ -293,7 +293,7 @@ static void an_engine_dies_in_staging(void **state)
         t_ok(r.st, &r.err);
         t_int_eq(r.rep.n_committed, 1);
         t_int_eq(r.rep.n_left_behind, 1);
-        t_has(r.rep.first_left_behind.text, tell ? "killed by signal 9" : "deadline");
+        t_has(r.rep.first_left_behind.text, tell ? "killed by signal 9" : "late, last heard");
         t_has(r.rep.first_left_behind.text, "rollout 1");
         rig_check(&r);
         t_int_eq(serves(rig_engine(&r, 0, 0)), 1);

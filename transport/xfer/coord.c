@@ -13,8 +13,16 @@ static void on_reply(struct call_op *op, enum fl_status st, const struct wire_ms
                      const struct fl_err *err)
 {
     struct co_member *m = container_of(op, struct co_member, op);
+    struct fl_err late = { 0 };
 
     m->calling = false;
+    if (m->heard && st == FL_TIMEOUT && fl_loop_now_ns(m->c->loop) >= m->call_due_ns) {
+        m->late = true;
+        m->answers = false;
+        fl_fail(&late, FL_TIMEOUT, "no answer in %.1f s",
+                (double)(fl_loop_now_ns(m->c->loop) - m->c->step_ns) / 1e9);
+        err = &late;
+    }
     if (m->heard && !m->gone)
         m->heard(m, st, reply, err);
 }
@@ -50,6 +58,7 @@ void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg,
     enum fl_status st = msg_pack(msg, &a.body, &err);
 
     m->heard = heard;
+    m->call_due_ns = due_ns;
     m->op.done = on_reply;
     if (st == FL_OK) {
         m->calling = true;
@@ -78,6 +87,39 @@ uint64_t co_due(const struct xfer_coord *c, uint64_t ms)
     return fl_loop_now_ns(c->loop) + ms * 1000000;
 }
 
+static void step_over(void *arg, enum fl_status st, const struct fl_err *err)
+{
+    struct xfer_coord *c = arg;
+
+    for (struct co_member *m = c->members; m && st == FL_TIMEOUT; m = m->next)
+        if (m->mustered && !m->gone && fl_muster_status(c->muster, m->muster_at) == FL_AGAIN) {
+            m->late = true;
+            m->answers = false;
+            if (m->why.status == FL_OK)
+                fl_fail(&m->why, FL_TIMEOUT, "%s: %s: no answer in %.1f s", m->me.name, c->what,
+                        (double)(fl_loop_now_ns(c->loop) - c->step_ns) / 1e9);
+        }
+    c->over(c, st, err);
+}
+
+void co_tell_late(struct xfer_coord *c)
+{
+    bool source = false;
+
+    for (const struct co_member *m = c->members; m; m = m->next)
+        source |= m->late && m->source && !m->gone;
+    for (struct co_member *m = c->members; m; m = m->next) {
+        if (m->late && !m->gone && m->source == source && c->o.late)
+            c->o.late(c->o.late_arg, m->me.who, m->answers, &m->why);
+        m->late = false;
+    }
+}
+
+bool co_silent(const struct co_member *m)
+{
+    return m->late && !m->answers;
+}
+
 void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, uint64_t due_ns,
                    bool (*who)(const struct co_member *m), co_ask ask,
                    void (*over)(void *arg, enum fl_status st, const struct fl_err *err))
@@ -88,6 +130,8 @@ void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, ui
     fl_muster_destroy(c->muster);
     c->muster = NULL;
     c->step = step;
+    c->what = what;
+    c->over = over;
     c->step_ns = fl_loop_now_ns(c->loop);
     for (struct co_member *m = c->members; m; m = m->next) {
         co_quiet(m); /* also those who are late: what they say now belongs to no step */
@@ -95,7 +139,7 @@ void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, ui
         m->not_now = false;
         n += m->mustered;
     }
-    if (fl_muster_create(c->loop, what, n, due_ns, over, c, &c->muster, &err) != FL_OK) {
+    if (fl_muster_create(c->loop, what, n, due_ns, step_over, c, &c->muster, &err) != FL_OK) {
         fl_error("weights update cannot go on why=\"%s\"", err.text);
         over(c, err.status, &err);
         return;
@@ -108,9 +152,12 @@ void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, ui
         fl_muster_name(c->muster, m->muster_at, "%s", m->me.name);
         m->ask = ask;
     }
-    for (struct co_member *m = c->members; m; m = m->next)
+    for (struct co_member *m = c->members; m; m = m->next) {
         if (m->mustered && m->ask == ask && !m->calling && !m->gone)
             ask(m);
+        if (m->mustered && co_silent(m))
+            fl_muster_excuse(c->muster, m->muster_at);
+    }
 }
 
 /* ---- RECONCILE ---- */
@@ -193,7 +240,7 @@ static bool anyone(const struct co_member *m)
     return true;
 }
 
-void co_reconcile(struct xfer_coord *c,
+void co_reconcile(struct xfer_coord *c, uint64_t due_ns,
                   void (*over)(void *arg, enum fl_status st, const struct fl_err *err))
 {
     for (struct co_member *m = c->members; m; m = m->next) {
@@ -201,9 +248,9 @@ void co_reconcile(struct xfer_coord *c,
         m->phase = CO_OUT;
         m->why = (struct fl_err){ 0 };
         m->n_parts = 0;
+        m->late = m->answers = false;
     }
-    co_step_begin(c, CO_RECONCILE, "reconcile", co_due(c, COORD_RECONCILE_MS), anyone, ask_report,
-                  over);
+    co_step_begin(c, CO_RECONCILE, "reconcile", due_ns, anyone, ask_report, over);
 }
 
 /* ---- members ---- */

@@ -44,6 +44,11 @@ struct xfer_coord_opts { /* copied */
     uint64_t spare_bytes;  /* room that an engine has for a second slot; 0: enough  */
     const char *delta_dir; /* the shared folder of disk-delta; NULL: none           */
     bool may_share;        /* auto: engines can serve from mapped pages             */
+    /* Who was waited for in vain, told when that run (or begin) is over: it hangs, or the way to it
+     * does, unless it still answers: then it is only slow. Engines that waited for a source that hangs
+     * are not named. NULL: nobody listens. */
+    void (*late)(void *arg, struct fl_seat_ref who, bool answers, const struct fl_err *why);
+    void *late_arg;
     const struct link_ops *const *links; /* NULL: link_table */
     size_t n_links;
 };

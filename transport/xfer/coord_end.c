@@ -103,7 +103,6 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
     rep = c->rep;
     for (struct co_member *m = c->members; m; m = m->next)
         co_quiet(m);
-    co_sweep(c);
     fl_log(st == FL_OK && !rep.n_left_behind ? FL_LOG_DEBUG
                                              : FL_LOG_INFO, /* every step of a run has one */
            "weights update %s set=%s epoch=%u.%u version=%" PRIu64
@@ -112,6 +111,8 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
            st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq,
            rep.now.number, rep.n_committed, rep.n_left_behind, rep.bytes, rep.move_ns / 1000000,
            rep.pause_ns / 1000, rep.predicted_ns / 1000000);
+    co_tell_late(c);
+    co_sweep(c);
     co_grant_next(c);
     run->done(run, st, &rep, &why); /* last: it may start the next one, or destroy c */
 }
@@ -213,10 +214,63 @@ static bool is_aborted(const struct co_member *m)
     return !m->source && m->phase != CO_OUT && m->phase != CO_COMMITTED && m->fresh;
 }
 
-void co_abort_step(struct xfer_coord *c)
+static void abort_step(struct xfer_coord *c)
 {
     co_step_begin(c, CO_ABORT, "abort", co_due(c, COORD_END_MS), is_aborted, ask_abort,
                   aborted_over);
+}
+
+/* ---- PROBE: whoever was late, and those who were to give: slow, or silent? ---- */
+
+static void heard_probe(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                        const struct fl_err *err)
+{
+    (void)reply;
+    if (st == FL_UNREACHABLE || st == FL_AGAIN) {
+        co_again(m, m->ask);
+        return;
+    }
+    m->answers = st != FL_TIMEOUT;
+    co_in(m, st, err);
+}
+
+static void ask_probe(struct co_member *m)
+{
+    Fl__XferReconcile r = FL__XFER_RECONCILE__INIT; /* answered at once, in any state */
+
+    r.set = m->c->set;
+    r.attempt = m->c->o.attempt;
+    r.has_known = m->manifest != NULL;
+    if (m->manifest)
+        r.known = msg_hash(m->st.manifest);
+    co_call(m, FL_XFER_RECONCILE, &r.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_PROBE_MS),
+            heard_probe);
+}
+
+static void probed_over(void *arg, enum fl_status st, const struct fl_err *err)
+{
+    (void)st, (void)err; /* noted of each */
+    abort_step(arg);
+}
+
+static bool is_probed(const struct co_member *m)
+{
+    return m->late || m->gives;
+}
+
+void co_abort_step(struct xfer_coord *c)
+{
+    bool late = false;
+
+    for (struct co_member *m = c->members; m; m = m->next) {
+        late |= m->late && !m->gone;
+        m->answers = m->late; /* until the probe is over: it is waited for */
+    }
+    if (late)
+        co_step_begin(c, CO_PROBE, "probe", co_due(c, COORD_PROBE_MS), is_probed, ask_probe,
+                      probed_over);
+    else
+        abort_step(c);
 }
 
 /* ---- RESUME: engines of several ranks, when all have flipped ---- */
@@ -296,6 +350,16 @@ static void heard_commit(struct co_member *m, enum fl_status st, const struct wi
     co_in(m, st, &m->why);
 }
 
+/* As long as the whole update may take, within what a step of an engine may. */
+static uint64_t commit_due(const struct xfer_coord *c)
+{
+    uint64_t ms = c->req.due_ns > c->run_ns ? (c->req.due_ns - c->run_ns) / 1000000 : 0;
+
+    return co_due(c, ms < COORD_COMMIT_LEAST_MS ? COORD_COMMIT_LEAST_MS
+                     : ms < COORD_COMMIT_MS     ? ms
+                                                : COORD_COMMIT_MS);
+}
+
 static void ask_commit(struct co_member *m)
 {
     Fl__XferCommit k = FL__XFER_COMMIT__INIT;
@@ -306,8 +370,7 @@ static void ask_commit(struct co_member *m)
     k.epoch = &epoch;
     k.hold = co_party_ranks(m->c, m->me.party) > 1;
     fl_muster_at(m->c->muster, m->muster_at, "commit, to the next step boundary");
-    co_call(m, FL_XFER_COMMIT, &k.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_COMMIT_MS),
-            heard_commit);
+    co_call(m, FL_XFER_COMMIT, &k.base, (struct fl_bytes){ 0 }, commit_due(m->c), heard_commit);
 }
 
 static void committed_over(void *arg, enum fl_status st, const struct fl_err *err)
@@ -334,6 +397,5 @@ void co_commit_step(struct xfer_coord *c)
         co_run_finish(c, FL_CANCELLED, &c->why);
         return;
     }
-    co_step_begin(c, CO_COMMIT, "commit", co_due(c, COORD_COMMIT_MS), is_staged, ask_commit,
-                  committed_over);
+    co_step_begin(c, CO_COMMIT, "commit", commit_due(c), is_staged, ask_commit, committed_over);
 }

@@ -118,6 +118,7 @@ static void grant_say(struct xfer_coord *c, const struct fl_err *refused)
         fl_warn("weights begin refused set=%s member=\"%s\" why=\"%s\"", c->set,
                 c->granting->me.name, refused->text);
     c->granting->wants = false;
+    co_tell_late(c); /* before the source hears that it is refused */
     co_step_begin(c, CO_GRANT, "grant", co_due(c, COORD_END_MS), is_granting, ask_grant,
                   grant_over);
 }
@@ -214,6 +215,13 @@ static bool is_settled(const struct co_member *m)
            (m->known && !m->st.maps && (m->st.state == RX_EMPTY || m->st.state == RX_SERVING));
 }
 
+static uint64_t grant_due(const struct xfer_coord *c)
+{
+    uint64_t due = co_due(c, COORD_RECONCILE_MS);
+
+    return c->granting->wants_due_ns < due ? c->granting->wants_due_ns : due;
+}
+
 static void reported_over(void *arg, enum fl_status st, const struct fl_err *err)
 {
     struct xfer_coord *c = arg;
@@ -223,8 +231,9 @@ static void reported_over(void *arg, enum fl_status st, const struct fl_err *err
     (void)st;
     (void)err;
     for (const struct co_member *m = c->members; m; m = m->next) {
-        if (!m->source && !m->gone && !m->mustered && !is_settled(m)) { /* came while the others were asked */
-            co_reconcile(c, reported_over);
+        if (!m->source && !m->gone && !m->mustered &&
+            !is_settled(m)) { /* came while the others were asked */
+            co_reconcile(c, grant_due(c), reported_over);
             return;
         }
     }
@@ -259,7 +268,7 @@ void co_grant_next(struct xfer_coord *c)
     for (struct co_member *m = c->members; m; m = m->next)
         if (m->source && m->wants && !m->gone) {
             c->granting = m;
-            co_reconcile(c, reported_over);
+            co_reconcile(c, grant_due(c), reported_over);
             return;
         }
 }

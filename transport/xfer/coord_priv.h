@@ -17,7 +17,9 @@ enum {
     COORD_WAIT_MS = 5000,      /* of one XFER_WAIT: well inside the lease       */
     COORD_WATCH_MS = 10000,
     COORD_COMMIT_MS = 30000,   /* to the next step boundary                     */
+    COORD_COMMIT_LEAST_MS = 2000,
     COORD_END_MS = 10000,      /* until links are quiet                         */
+    COORD_PROBE_MS = 1000,     /* who was late: does it answer at all?          */
     COORD_AGAIN_MS = 20
 };
 enum co_phase { CO_OUT, CO_TAKES, CO_ALL_IN, CO_STAGED, CO_COMMITTED, CO_FAILED };
@@ -41,6 +43,8 @@ struct co_member {
     /* the call in hand */
     struct call_op op;
     bool calling;
+    bool late, answers; /* late: a step's deadline, or a call's, came before its answer */
+    uint64_t call_due_ns;
     co_ask ask;
     co_heard heard;
     struct fl_timer again;
@@ -66,7 +70,7 @@ struct co_tensor { /* of the target version */
     const char *name;
     uint64_t digest[2];
 };
-enum co_step { CO_IDLE, CO_RECONCILE, CO_GIVE, CO_STAGE, CO_COMMIT, CO_RESUME, CO_ABORT, CO_END, CO_OPEN, CO_GRANT };
+enum co_step { CO_IDLE, CO_RECONCILE, CO_GIVE, CO_STAGE, CO_COMMIT, CO_RESUME, CO_PROBE, CO_ABORT, CO_END, CO_OPEN, CO_GRANT };
 struct xfer_coord {
     struct fl_loop *loop;
     char set[64];
@@ -76,6 +80,8 @@ struct xfer_coord {
     struct xfer_epoch epoch;   /* the last one begun, or seen by a member */
     enum co_step step;
     struct fl_muster *muster;
+    const char *what; /* of the step */
+    void (*over)(void *arg, enum fl_status st, const struct fl_err *err); /* of the step */
     /* the run in hand */
     struct xfer_request req;
     struct xfer_run *run;
@@ -88,7 +94,7 @@ struct xfer_coord {
     unsigned n_takers, n_there; /* parties that take; that have the target already */
     enum fl_status outcome;
     struct fl_err why;
-    uint64_t step_ns;
+    uint64_t step_ns, run_ns;
     /* begin() of a source, between runs */
     struct co_member *granting;
     struct xfer_request next_req; /* came while granting */
@@ -105,9 +111,12 @@ void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, ui
                    bool (*who)(const struct co_member *m), co_ask ask,
                    void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
 bool co_note_state(struct co_member *m, const struct wire_msg *reply, struct fl_err *err);
-void co_reconcile(struct xfer_coord *c, void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
+void co_reconcile(struct xfer_coord *c, uint64_t due_ns,
+                  void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
 uint64_t co_due(const struct xfer_coord *c, uint64_t ms);
 void co_sweep(struct xfer_coord *c); /* frees who is gone */
+void co_tell_late(struct xfer_coord *c);
+bool co_silent(const struct co_member *m); /* late, and not heard since: asked, not waited for */
 /* coord_plan.c */
 enum fl_status co_decide(struct xfer_coord *c, struct fl_err *err);
 enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err);

@@ -237,6 +237,18 @@ static bool any_committed(const struct xfer_coord *c)
     return false;
 }
 
+/* All that were asked have staged, but some did not even report. */
+static void few_staged(struct xfer_coord *c, unsigned have, unsigned least)
+{
+    const struct co_member *m = c->members;
+
+    while (m && (m->source || m->phase != CO_FAILED))
+        m = m->next;
+    c->outcome = m ? m->why.status : FL_UNREACHABLE;
+    fl_fail(&c->why, c->outcome, "%u engines hold the version, %u must%s%s", have, least,
+            m ? "; " : "", m ? m->why.text : "");
+}
+
 static void staged_over(void *arg, enum fl_status st, const struct fl_err *err)
 {
     struct xfer_coord *c = arg;
@@ -248,7 +260,7 @@ static void staged_over(void *arg, enum fl_status st, const struct fl_err *err)
         if (!m->source && (m->phase == CO_TAKES || m->phase == CO_ALL_IN)) {
             struct fl_err late = { 0 };
 
-            fl_fail(&late, FL_TIMEOUT, "at the deadline it was %s, bucket %u of %u",
+            fl_fail(&late, FL_TIMEOUT, "late, last heard in %s, bucket %u of %u",
                     rx_state_name(m->st.state), m->st.buckets_in, m->st.buckets_all);
             co_failed(m, FL_TIMEOUT, &late, "stage");
         }
@@ -259,8 +271,7 @@ static void staged_over(void *arg, enum fl_status st, const struct fl_err *err)
         c->outcome = st != FL_OK ? st : FL_UNREACHABLE;
         c->why = *err;
         if (st == FL_OK)
-            fl_fail(&c->why, FL_UNREACHABLE, "%u engines hold the version, %u must",
-                    staged + c->n_there, least);
+            few_staged(c, staged + c->n_there, least);
     }
     if (c->outcome == FL_OK || any_committed(c))
         co_commit_step(c);
@@ -396,6 +407,9 @@ static void reconciled_over(void *arg, enum fl_status st, const struct fl_err *e
 
 void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r)
 {
+    uint64_t now = fl_loop_now_ns(c->loop);
+    uint64_t half = req->due_ns > now ? (req->due_ns - now) / 2 : 0; /* the rest is for the bytes */
+
     c->req = *req;
     c->run = r;
     c->rep = (struct xfer_report){ .mode = req->mode };
@@ -403,7 +417,10 @@ void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct x
     c->outcome = FL_OK;
     c->why = (struct fl_err){ 0 };
     c->n_takers = c->n_there = 0;
-    co_reconcile(c, reconciled_over);
+    c->run_ns = now;
+    co_reconcile(
+        c, now + (half < COORD_RECONCILE_MS * 1000000ull ? half : COORD_RECONCILE_MS * 1000000ull),
+        reconciled_over);
 }
 
 /* Dead in the middle: its engine is left behind, and where it was a giver those who need it say so.

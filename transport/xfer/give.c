@@ -458,7 +458,8 @@ void give_begin(struct give *g, struct call_req *req, const Fl__XferBegin *b,
                 const struct wire_msg *m)
 {
     struct fl_err err = { 0 };
-    enum fl_status st = begin_check(g, b, m, &err);
+    enum fl_status st = FL_FAULT("xfer.give") ? fl_fail(&err, FL_INTERNAL, "fault xfer.give")
+                                              : begin_check(g, b, m, &err);
 
     if (st != FL_OK) {
         call_fail(req, &err);

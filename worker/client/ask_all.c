@@ -39,10 +39,26 @@ static void all_end_if_over(struct asking_all *a)
     client_sync_end(&a->sync, a->st, &a->err);
 }
 
+static void late_note(struct asking_all *a, uint32_t i, const struct fl_err *e)
+{
+    struct furlong_group *g = a->g;
+    struct member *m;
+    uint32_t attempt;
+
+    pthread_mutex_lock(&g->d->mu);
+    m = member_find(g->d, g->role, i);
+    attempt = m ? m->at.who.attempt : 0;
+    pthread_mutex_unlock(&g->d->mu);
+    member_is_late(g->d, g->role, i, attempt, false, e->text);
+}
+
 static void all_decided(void *arg, enum fl_status st, const struct fl_err *e)
 {
     struct asking_all *a = arg;
 
+    for (uint32_t i = 0; i < a->g->n && st == FL_TIMEOUT; i++)
+        if (fl_muster_status(a->muster, i) == FL_AGAIN)
+            late_note(a, i, e);
     a->st = st;
     if (e)
         a->err = *e;
@@ -114,6 +130,7 @@ enum fl_status furlong_ask_all(struct furlong_group *g, const char *method,
     enum fl_status st = FL_OK;
 
     FL_TRY(client_here(g->d->f, err));
+    group_none_late(g);
     a.ones = calloc(g->n, sizeof(*a.ones));
     if (!a.ones)
         return fl_fail(err, FL_EXHAUSTED, "no memory to ask %u of %s", g->n, g->role);

@@ -318,6 +318,60 @@ void furlong_group_member(struct furlong_group *g, uint32_t i, struct furlong_me
     pthread_mutex_unlock(&d->mu);
 }
 
+enum furlong_late furlong_group_late(struct furlong_group *g, uint32_t i, struct furlong_member *out)
+{
+    struct client_driver *d = g->d;
+    enum furlong_late late = FURLONG_IN_TIME;
+    struct member *m;
+
+    furlong_group_member(g, i, out);
+    pthread_mutex_lock(&d->mu);
+    m = member_find(d, g->role, i);
+    if (m && m->late_attempt && m->late_attempt == m->at.who.attempt && m->state != FURLONG_ENDED) {
+        late = m->late_answers ? FURLONG_SLOW : FURLONG_SILENT;
+        out->attempt = m->late_attempt;
+        (void)FL_COPY(out->why, m->late_why);
+    }
+    pthread_mutex_unlock(&d->mu);
+    return late;
+}
+
+/* ---- ending one --------------------------------------------------------------------------- */
+/* mu is held. */
+static bool attempt_over(struct furlong_group *g, uint32_t i, uint32_t attempt)
+{
+    struct member *m = member_find(g->d, g->role, i);
+
+    return !m || m->at.who.attempt > attempt || (m->at.who.attempt == attempt && m->state == FURLONG_ENDED);
+}
+
+enum fl_status furlong_member_end(struct furlong_group *g, uint32_t i, uint32_t attempt, const char *why,
+                                  uint32_t budget_ms, struct fl_err *err)
+{
+    struct timespec until = client_until(budget_ms);
+    Fl__MemberEnd m = FL__MEMBER_END__INIT;
+    struct client_driver *d = g->d;
+    bool late = false, over;
+
+    FL_TRY(client_here(d->f, err));
+    if (i >= g->n)
+        return fl_fail(err, FL_NOT_FOUND, "%s has no rank %u, it has %u", g->role, i, g->n);
+    m.group.data = g->id;
+    m.group.len = g->id_bytes;
+    m.role = g->role;
+    m.rank = i;
+    m.attempt = attempt;
+    m.why = (char *)(uintptr_t)(why ? why : "the driver ends it");
+    FL_TRY(client_relay_wait(d->f, FL_MEMBER_END, true, budget_ms, &m.base, NULL, NULL, err));
+    pthread_mutex_lock(&d->mu);
+    while (!(over = attempt_over(g, i, attempt)) && !late)
+        late = !client_cond_wait(&d->changed, &d->mu, budget_ms, &until);
+    pthread_mutex_unlock(&d->mu);
+    return over ? FL_OK
+                : fl_fail(err, FL_TIMEOUT, "%s %u, attempt %u, has not ended in %.1f s, though killed", g->role,
+                          i, attempt, budget_ms / 1000.0);
+}
+
 /* ---- ending --------------------------------------------------------------------------------- */
 static bool all_ended(struct furlong_group *g)
 {

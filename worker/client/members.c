@@ -31,6 +31,33 @@ void member_print(const struct member *m, struct fl_str *out)
         fl_str_add(out, ", attempt %u", m->at.who.attempt);
 }
 
+void member_is_late(struct client_driver *d, const char *role, uint32_t rank, uint32_t attempt, bool answers,
+                    const char *why)
+{
+    struct member *m;
+
+    pthread_mutex_lock(&d->mu);
+    m = member_find(d, role, rank);
+    if (m && m->at.who.attempt == attempt) {
+        m->late_attempt = attempt;
+        m->late_answers = answers;
+        (void)FL_COPY(m->late_why, why);
+    }
+    pthread_mutex_unlock(&d->mu);
+}
+
+void group_none_late(struct furlong_group *g)
+{
+    pthread_mutex_lock(&g->d->mu);
+    for (uint32_t i = 0; i < g->n; i++) {
+        struct member *m = member_find(g->d, g->role, i);
+
+        if (m)
+            m->late_attempt = 0;
+    }
+    pthread_mutex_unlock(&g->d->mu);
+}
+
 bool client_driver_knows(struct furlong *f, const char *role, uint32_t rank,
                          struct client_where *at, uint32_t *state, char why[256])
 {

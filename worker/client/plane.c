@@ -28,6 +28,8 @@ static void member_holds(struct plane *p, struct plane_member *m, bool holds)
     x = member_find(d, p->to_role, m->party);
     if (x && (!holds || fl_seat_ref_same(&x->at.who, &m->at.who)))
         x->holds = holds;
+    if (x && holds)
+        x->late_attempt = 0; /* it is heard again */
     pthread_cond_broadcast(&d->changed);
     pthread_mutex_unlock(&d->mu);
 }
@@ -357,13 +359,27 @@ static void plane_end(struct plane *p, const struct fl_err *why)
     free(p);
 }
 
+static void member_late(void *arg, struct fl_seat_ref who, bool answers, const struct fl_err *why)
+{
+    struct plane *p = arg;
+
+    for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
+        struct plane_member *m = &p->members[i];
+
+        if (fl_seat_ref_same(&m->at.who, &who))
+            member_is_late(p->d, m->source ? p->from_role : p->to_role, m->party, who.attempt, answers, why->text);
+    }
+}
+
 static enum fl_status coord_make(struct plane *p, const struct furlong_update *how,
                                  struct fl_err *err)
 {
     struct xfer_coord_opts o = { .set = p->set,
                                  .attempt = p->d->f->seat.who.attempt,
                                  .bucket_bytes = how->bucket_bytes,
-                                 .delta_dir = how->dir };
+                                 .delta_dir = how->dir,
+                                 .late = member_late,
+                                 .late_arg = p };
 
     p->bucket_bytes = how->bucket_bytes;
     if (!FL_COPY(p->dir, how->dir ? how->dir : ""))
@@ -535,6 +551,8 @@ enum fl_status furlong_update(struct furlong_group *from, struct furlong_group *
 
     FL_TRY(client_here(from->d->f, err));
     FL_TRY(how_check(how, &u.mode, err));
+    group_none_late(from);
+    group_none_late(to);
     st = client_sync_run(from->d->f->loop, &u.sync, update_begin, err);
     if (out)
         *out = u.report;

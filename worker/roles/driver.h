@@ -50,6 +50,9 @@ struct drv_ops {
                                struct fl_err *err);
     enum fl_status (*update)(struct driver *d, uint64_t version, struct furlong_report *out,
                              struct fl_err *err);
+    /* Ends by force, and says who and where, whom ask or update waited for in vain; of those who are
+     * slow or worse, or silent alone. How many. */
+    uint32_t (*end_late)(struct driver *d, enum drv_side side, enum furlong_late from);
     enum fl_status (*restart)(struct driver *d, enum drv_side side, struct fl_err *err);
     /* Engines live and hold a version, after some of them ended. */
     enum fl_status (*wait_engines)(struct driver *d, struct fl_err *err);

@@ -15,7 +15,9 @@ enum { POLL_MS = 200, IN_FLIGHT = 2, BACK_OFF_MS = 100, FILL_MS = 2000 };
 struct engine_state {
     uint32_t in_flight, attempt;
     bool down;         /* not asked until it is LIVE again */
+    bool late;         /* ... until the weight plane, which waited for it in vain, hears of it */
     double not_before; /* busy with an update, or not filled yet */
+    double heard_s;    /* answered last, or had nothing to answer until then */
 };
 struct spread { /* one generation */
     struct driver *d;
@@ -26,7 +28,7 @@ struct spread { /* one generation */
     struct engine_state *engines;
     uint32_t n_engines, in_flight;
     char digest[40];
-    double heard_s;
+    double got_s; /* a part was taken, or something was done about it */
     struct drv_made *out;
 };
 
@@ -53,7 +55,8 @@ static enum fl_status ask_part(struct spread *s, uint32_t part, uint32_t engine,
     FL_TRY(st);
     p->asked = true;
     p->engine = engine;
-    s->engines[engine].in_flight++;
+    if (!s->engines[engine].in_flight++)
+        s->engines[engine].heard_s = s->d->ops->now_s(s->d);
     s->in_flight++;
     return FL_OK;
 }
@@ -77,7 +80,7 @@ static enum fl_status hand_out(struct spread *s, struct fl_err *err)
 
             if (part == UINT32_MAX)
                 return FL_OK;
-            if (s->engines[e].down || s->engines[e].in_flight > depth ||
+            if (s->engines[e].down || s->engines[e].late || s->engines[e].in_flight > depth ||
                 now < s->engines[e].not_before)
                 continue;
             FL_TRY(ask_part(s, part, e, err));
@@ -98,6 +101,7 @@ static enum fl_status look_at_members(struct spread *s, struct fl_err *err)
     for (uint32_t e = 0; e < s->n_engines; e++) {
         struct engine_state *x = &s->engines[e];
 
+        x->late = furlong_group_late(s->g, e, &m) != FURLONG_IN_TIME;
         if (!x->down)
             continue;
         furlong_group_member(s->g, e, &m);
@@ -123,7 +127,7 @@ static enum fl_status on_answer(struct spread *s, struct furlong_done *a, struct
 
     x->in_flight--;
     s->in_flight--;
-    s->heard_s = s->d->ops->now_s(s->d);
+    x->heard_s = s->d->ops->now_s(s->d);
     switch (a->status) {
     case FL_OK:
         st = drv_part_take(s->job, &s->parts.parts[part], &a->answer, s->digest, err);
@@ -133,6 +137,7 @@ static enum fl_status on_answer(struct spread *s, struct furlong_done *a, struct
         s->parts.parts[part].asked = true;
         s->parts.parts[part].engine = engine;
         s->parts.left--;
+        s->got_s = x->heard_s;
         return FL_OK;
     case FL_UNREACHABLE:
     case FL_CANCELLED:
@@ -142,11 +147,32 @@ static enum fl_status on_answer(struct spread *s, struct furlong_done *a, struct
     case FL_STALE:
     case FL_AGAIN:
     case FL_TIMEOUT:
-        x->not_before = s->heard_s + BACK_OFF_MS / 1000.0;
+        x->not_before = x->heard_s + BACK_OFF_MS / 1000.0;
         put_back(s, part, engine, &a->err);
         return FL_OK;
     default:
         return fl_fail(err, st, "rollout %u: %s", engine, a->err.text);
+    }
+}
+
+/* Its asks come back as those of any engine that ended, and are given to others. */
+static void end_silent(struct spread *s)
+{
+    double now = s->d->ops->now_s(s->d), most = s->d->flags.silence_timeout_s;
+    struct furlong_member m;
+    char why[200];
+
+    for (uint32_t e = 0; e < s->n_engines; e++) {
+        struct engine_state *x = &s->engines[e];
+
+        if (!x->in_flight || x->down || now - x->heard_s <= most)
+            continue;
+        furlong_group_member(s->g, e, &m);
+        snprintf(why, sizeof(why),
+                 "rollout %u on %s: generate: no answer in %.0f s (--silence-timeout)", e, m.node,
+                 now - x->heard_s);
+        x->heard_s = s->got_s = now;
+        drv_seat_end(s->d, DRV_ENGINES, e, x->attempt, why);
     }
 }
 
@@ -166,13 +192,16 @@ static enum fl_status spread_run(struct spread *s, struct fl_err *err)
         if (st != FL_AGAIN && st != FL_NOT_FOUND)
             return st;
         FL_TRY(look_at_members(s, err));
-        if (!s->in_flight)
-            drv_nap(BACK_OFF_MS);
-        if (s->d->ops->now_s(s->d) - s->heard_s > silence)
+        end_silent(s);
+        if (s->in_flight)
+            continue;
+        drv_nap(BACK_OFF_MS);
+        if (s->d->ops->now_s(s->d) - s->got_s > silence)
             return fl_fail(
                 err, FL_TIMEOUT,
-                "%u of %u parts of a generation did not come in %.0f s (--silence-timeout)",
-                s->parts.left, s->parts.n, silence);
+                "%u of %u parts of a generation found no engine that serves version %ju in "
+                "%.0f s (--silence-timeout)",
+                s->parts.left, s->parts.n, (uintmax_t)s->job->version, silence);
     }
     return FL_OK;
 }
@@ -186,7 +215,7 @@ enum fl_status drv_seat_generate(struct driver *d, const struct drv_job *job, st
 
     *out = (struct drv_made){ 0 };
     s.n_engines = furlong_group_size(s.g);
-    s.heard_s = d->ops->now_s(d);
+    s.got_s = d->ops->now_s(d);
     if (d->has_served && (d->served_digest[0] || d->served_digest[1]))
         snprintf(s.digest, sizeof(s.digest), "%016" PRIx64 "%016" PRIx64, d->served_digest[0],
                  d->served_digest[1]);
@@ -198,6 +227,7 @@ enum fl_status drv_seat_generate(struct driver *d, const struct drv_job *job, st
         furlong_group_member(s.g, e, &m);
         s.engines[e].attempt = m.attempt;
         s.engines[e].down = m.state != FURLONG_LIVE;
+        s.engines[e].late = furlong_group_late(s.g, e, &m) != FURLONG_IN_TIME;
     }
     if (st == FL_OK)
         st = drv_parts_cut(&s.parts, job->n_prompts, s.n_engines, err);
@@ -229,9 +259,32 @@ static enum fl_status all_live(struct furlong_group *g, const uint32_t *attempts
     return FL_OK;
 }
 
+/* One that hangs keeps the others waiting for its gradients, so all that have not answered go. */
+static enum fl_status end_silent_trainers(struct driver *d, struct furlong_group *g, uint32_t left,
+                                          const uint32_t *attempts, const bool *answered,
+                                          struct fl_err *err)
+{
+    double most = d->flags.silence_timeout_s;
+    char why[200];
+
+    for (uint32_t i = 0; i < furlong_group_size(g); i++) {
+        struct furlong_member m;
+
+        if (answered[i])
+            continue;
+        furlong_group_member(g, i, &m);
+        snprintf(why, sizeof(why),
+                 "trainer %u on %s: train: no answer in %.0f s (--silence-timeout)", i, m.node,
+                 most);
+        drv_seat_end(d, DRV_TRAINERS, i, attempts[i], why);
+    }
+    return fl_fail(err, FL_TIMEOUT, "%u trainer ranks did not answer in %.0f s (--silence-timeout)",
+                   left, most);
+}
+
 static enum fl_status train_wait(struct driver *d, struct furlong_group *g,
                                  struct furlong_asks *asks, const uint32_t *attempts,
-                                 json_t **answer, struct fl_err *err)
+                                 bool *answered, json_t **answer, struct fl_err *err)
 {
     uint32_t left = furlong_group_size(g);
     double due = d->ops->now_s(d) + d->flags.silence_timeout_s;
@@ -243,13 +296,12 @@ static enum fl_status train_wait(struct driver *d, struct furlong_group *g,
         if (st == FL_AGAIN) {
             FL_TRY(all_live(g, attempts, err));
             if (d->ops->now_s(d) > due)
-                return fl_fail(err, FL_TIMEOUT,
-                               "%u trainer ranks did not answer in %.0f s (--silence-timeout)",
-                               left, d->flags.silence_timeout_s);
+                return end_silent_trainers(d, g, left, attempts, answered, err);
             continue;
         }
         FL_TRY(st);
         left--;
+        answered[a.tag] = true;
         if (a.status != FL_OK) {
             struct fl_err ended;
 
@@ -275,10 +327,12 @@ enum fl_status drv_seat_train(struct driver *d, const char *body, const void *bl
     struct drv_seat *seat = d->seat;
     struct furlong_group *g = seat->groups[DRV_TRAINERS];
     uint32_t n = furlong_group_size(g), *attempts = calloc(n, sizeof(*attempts));
+    bool *answered = calloc(n, sizeof(*answered));
     struct furlong_data what = { body, strlen(body), blob, bytes };
     struct furlong_asks *asks = NULL;
-    enum fl_status st = attempts ? furlong_asks_create(seat->f, n, &asks, err)
-                                 : fl_fail(err, FL_EXHAUSTED, "no memory for %u trainers", n);
+    enum fl_status st = attempts && answered
+                            ? furlong_asks_create(seat->f, n, &asks, err)
+                            : fl_fail(err, FL_EXHAUSTED, "no memory for %u trainers", n);
 
     for (uint32_t i = 0; st == FL_OK && i < n; i++) {
         struct furlong_member m;
@@ -289,8 +343,9 @@ enum fl_status drv_seat_train(struct driver *d, const char *body, const void *bl
                                 err);
     }
     if (st == FL_OK)
-        st = train_wait(d, g, asks, attempts, answer, err);
+        st = train_wait(d, g, asks, attempts, answered, answer, err);
     furlong_asks_destroy(asks);
+    free(answered);
     free(attempts);
     return st;
 }

@@ -120,6 +120,10 @@ static enum fl_status recover(struct driver *d, enum fl_status why, struct fl_er
     snprintf(text, sizeof(text), "%s", err->text);
     fl_warn("step failed step=%ju restarts=%u why=%s", (uintmax_t)d->now.step, d->restarts, text);
     drv_say(d, "step %ju: %s", (uintmax_t)d->now.step, text);
+    (void)d->ops->end_late(d, DRV_TRAINERS, FURLONG_SLOW);
+    if (d->ops->end_late(d, DRV_ENGINES,
+                         FURLONG_SLOW)) /* a begin waits for every engine that lives */
+        FL_TRY(d->ops->wait_engines(d, err));
     FL_TRY(d->ops->restart(d, DRV_TRAINERS, err));
     return load_newest(d, text, err);
 }

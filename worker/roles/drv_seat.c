@@ -10,7 +10,7 @@
 #include "common/base/file.h"
 #include "common/conf/json.h"
 
-enum { WORDS = 256, WORD_BYTES = 640, BACKOFF_MS = 100, BACKOFF_MAX_MS = 5000 };
+enum { WORDS = 256, WORD_BYTES = 640, BACKOFF_MS = 100, BACKOFF_MAX_MS = 5000, END_MS = 30000 };
 
 static const char *const side_roles[] = { [DRV_TRAINERS] = "trainer", [DRV_ENGINES] = "rollout" };
 
@@ -230,6 +230,40 @@ bool drv_seat_tell(struct driver *d, enum drv_side side, uint32_t wait_ms)
     }
 }
 
+void drv_seat_end(struct driver *d, enum drv_side side, uint32_t rank, uint32_t attempt,
+                  const char *why)
+{
+    struct drv_seat *s = d->seat;
+    struct fl_err err = { 0 };
+    struct furlong_member m;
+    char name[128], cause[256];
+
+    furlong_group_member(s->groups[side], rank, &m);
+    int len = snprintf(name, sizeof(name), "%s %u on %s: ", side_roles[side], rank, m.node);
+    if (!strncmp(why, name, (size_t)len))
+        why += len;
+    drv_say(d, "%s%s; it is ended", name, why);
+    snprintf(cause, sizeof(cause), "ended by its driver (%.200s)", why);
+    if (furlong_member_end(s->groups[side], rank, attempt, cause, END_MS, &err) != FL_OK)
+        drv_say(d, "%s", err.text); /* what needs it fails, and says so */
+}
+
+static uint32_t seat_end_late(struct driver *d, enum drv_side side, enum furlong_late from)
+{
+    struct drv_seat *s = d->seat;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < furlong_group_size(s->groups[side]); i++) {
+        struct furlong_member m;
+
+        if (furlong_group_late(s->groups[side], i, &m) < from)
+            continue;
+        drv_seat_end(d, side, i, m.attempt, m.why);
+        n++;
+    }
+    return n;
+}
+
 static void seat_finish(struct driver *d)
 {
     struct drv_seat *s = d->seat;
@@ -365,6 +399,7 @@ const struct drv_ops drv_ops_seat = {
     .train = drv_seat_train,
     .generate = drv_seat_generate,
     .update = seat_update,
+    .end_late = seat_end_late,
     .restart = seat_restart,
     .wait_engines = seat_wait_engines,
     .record = seat_record,

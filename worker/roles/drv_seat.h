@@ -15,4 +15,6 @@ enum fl_status drv_seat_generate(struct driver *d, const struct drv_job *job, st
                                  struct fl_err *err);
 enum fl_status drv_seat_train(struct driver *d, const char *body, const void *blob, size_t bytes,
                               json_t **answer, struct fl_err *err);
+/* Ends that attempt by force and waits for it; why: who is late, where, in what. */
+void drv_seat_end(struct driver *d, enum drv_side side, uint32_t rank, uint32_t attempt, const char *why);
 void drv_nap(unsigned ms);

@@ -110,8 +110,8 @@ static void moved(struct driver *d, const struct row *r, const json_t *said)
     }
 }
 
-/* An engine that ended is started again by the head and filled; then the row is asked again, which
- * changes nothing at those that have answered. */
+/* An engine that ended, or was ended because it was late, is started again by the head and filled;
+ * then the row is asked again, which changes nothing at those that have answered. */
 static enum fl_status row_run(struct driver *d, const struct row *r, struct fl_err *err)
 {
     double from = d->ops->now_s(d);
@@ -121,6 +121,8 @@ static enum fl_status row_run(struct driver *d, const struct row *r, struct fl_e
     d->phase = r->phase;
     for (int n = 1;; n++) {
         st = d->ops->ask(d, r->side, r->method, NULL, r->budget_ms, &said, err);
+        if (st == FL_TIMEOUT)
+            (void)d->ops->end_late(d, r->side, FURLONG_SLOW);
         if (r->side != DRV_ENGINES || n == DRV_TRIES || (st != FL_UNREACHABLE && st != FL_TIMEOUT))
             break;
         drv_unclean(d, r->phase, "%s", err ? err->text : "an engine ended");
@@ -168,6 +170,10 @@ static enum fl_status update(struct driver *d, struct fl_err *err)
         if (st == FL_OK || st == FL_INVALID || st == FL_UNSUPPORTED || n == DRV_TRIES)
             break;
         drv_unclean(d, DRV_UPDATE, "%s", err ? err->text : "");
+        if (st == FL_TIMEOUT && d->ops->end_late(d, DRV_TRAINERS, FURLONG_SLOW))
+            break; /* they start again from their last checkpoint */
+        if (st == FL_TIMEOUT)
+            (void)d->ops->end_late(d, DRV_ENGINES, FURLONG_SLOW);
         enum fl_status back = d->ops->wait_engines(d, err);
         if (back != FL_OK && back != FL_TIMEOUT)
             return back;
@@ -176,8 +182,10 @@ static enum fl_status update(struct driver *d, struct fl_err *err)
     if (st != FL_OK)
         return fl_wrap(err, st, "update to version %ju", (uintmax_t)d->version);
     FL_TRY(digests_check(d, &r, err));
-    if (r.left_behind)
+    if (r.left_behind) {
         drv_unclean(d, DRV_UPDATE, "%u left behind: %s", r.left_behind, r.first_behind.text);
+        (void)d->ops->end_late(d, DRV_ENGINES, FURLONG_SILENT); /* slow ones are filled */
+    }
     d->now.report = r;
     d->served = d->version;
     d->served_digest[0] = r.digest[0];
