@@ -10,7 +10,7 @@ struct member {
     uint32_t rank, state;
     struct client_where at;
     char node[64], why[256];
-    bool holds; /* a version of the plane that ends here */
+    bool holds;            /* a version of the plane that ends here */
     uint32_t late_attempt; /* that was waited for in vain; 0: none */
     bool late_answers;
     char late_why[256];
@@ -63,8 +63,8 @@ void driver_send_later(struct client_driver *d, uint16_t method, const struct Pr
 
 void plane_group_ends(struct furlong_group *g); /* a program's thread */
 /* Any thread. The last word about who was waited for in vain: furlong_group_late(). */
-void member_is_late(struct client_driver *d, const char *role, uint32_t rank, uint32_t attempt, bool answers,
-                    const char *why);
+void member_is_late(struct client_driver *d, const char *role, uint32_t rank, uint32_t attempt,
+                    bool answers, const char *why);
 void group_none_late(struct furlong_group *g);
 bool plane_feeds(struct client_driver *d,
                  const char *role);         /* mu held: members of that role hold versions */

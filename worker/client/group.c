@@ -318,7 +318,8 @@ void furlong_group_member(struct furlong_group *g, uint32_t i, struct furlong_me
     pthread_mutex_unlock(&d->mu);
 }
 
-enum furlong_late furlong_group_late(struct furlong_group *g, uint32_t i, struct furlong_member *out)
+enum furlong_late furlong_group_late(struct furlong_group *g, uint32_t i,
+                                     struct furlong_member *out)
 {
     struct client_driver *d = g->d;
     enum furlong_late late = FURLONG_IN_TIME;
@@ -342,11 +343,12 @@ static bool attempt_over(struct furlong_group *g, uint32_t i, uint32_t attempt)
 {
     struct member *m = member_find(g->d, g->role, i);
 
-    return !m || m->at.who.attempt > attempt || (m->at.who.attempt == attempt && m->state == FURLONG_ENDED);
+    return !m || m->at.who.attempt > attempt ||
+           (m->at.who.attempt == attempt && m->state == FURLONG_ENDED);
 }
 
-enum fl_status furlong_member_end(struct furlong_group *g, uint32_t i, uint32_t attempt, const char *why,
-                                  uint32_t budget_ms, struct fl_err *err)
+enum fl_status furlong_member_end(struct furlong_group *g, uint32_t i, uint32_t attempt,
+                                  const char *why, uint32_t budget_ms, struct fl_err *err)
 {
     struct timespec until = client_until(budget_ms);
     Fl__MemberEnd m = FL__MEMBER_END__INIT;
@@ -368,8 +370,9 @@ enum fl_status furlong_member_end(struct furlong_group *g, uint32_t i, uint32_t 
         late = !client_cond_wait(&d->changed, &d->mu, budget_ms, &until);
     pthread_mutex_unlock(&d->mu);
     return over ? FL_OK
-                : fl_fail(err, FL_TIMEOUT, "%s %u, attempt %u, has not ended in %.1f s, though killed", g->role,
-                          i, attempt, budget_ms / 1000.0);
+                : fl_fail(err, FL_TIMEOUT,
+                          "%s %u, attempt %u, has not ended in %.1f s, though killed", g->role, i,
+                          attempt, budget_ms / 1000.0);
 }
 
 /* ---- ending --------------------------------------------------------------------------------- */

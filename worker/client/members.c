@@ -31,8 +31,8 @@ void member_print(const struct member *m, struct fl_str *out)
         fl_str_add(out, ", attempt %u", m->at.who.attempt);
 }
 
-void member_is_late(struct client_driver *d, const char *role, uint32_t rank, uint32_t attempt, bool answers,
-                    const char *why)
+void member_is_late(struct client_driver *d, const char *role, uint32_t rank, uint32_t attempt,
+                    bool answers, const char *why)
 {
     struct member *m;
 

@@ -367,7 +367,8 @@ static void member_late(void *arg, struct fl_seat_ref who, bool answers, const s
         struct plane_member *m = &p->members[i];
 
         if (fl_seat_ref_same(&m->at.who, &who))
-            member_is_late(p->d, m->source ? p->from_role : p->to_role, m->party, who.attempt, answers, why->text);
+            member_is_late(p->d, m->source ? p->from_role : p->to_role, m->party, who.attempt,
+                           answers, why->text);
     }
 }
 
