@@ -170,34 +170,51 @@ static inline bool batch_read(const struct furlong_event *ev, struct batch *b)
     return need == n[0];
 }
 
+/* A checkpoint is the table, and state.json, which says that it is whole: written last. */
 struct trained {
     json_int_t step, version;
 };
-/* A checkpoint is one file: step and version, then the table. */
-static inline enum fl_status file_move(struct trained *t, const char *dir, bool save, void *table,
-                                       struct fl_err *err)
+static inline bool file_save(const char *dir, const char *name, const void *data, size_t bytes)
 {
-    char path[2][1200];
+    char part[1200], path[1200];
     FILE *file;
-    bool ok;
 
-    snprintf(path[0], sizeof(path[0]), "%s/table.part", dir);
-    snprintf(path[1], sizeof(path[1]), "%s/table.bin", dir);
-    if (save)
-        (void)mkdir(dir, 0777); /* may be there already */
-    file = fopen(path[!save], save ? "wb" : "rb");
-    if (save)
-        ok = file && fwrite(&t->step, 8, 1, file) == 1 && fwrite(&t->version, 8, 1, file) == 1 &&
-             fwrite(table, BYTES, 1, file) == 1 && fflush(file) == 0 && fsync(fileno(file)) == 0 &&
-             rename(path[0], path[1]) == 0;
-    else
-        ok = file && fread(&t->step, 8, 1, file) == 1 && fread(&t->version, 8, 1, file) == 1 &&
-             fread(table, BYTES, 1, file) == 1;
+    snprintf(part, sizeof(part), "%s/%s.part", dir, name);
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    file = fopen(part, "wb");
+    bool ok =
+        file && fwrite(data, bytes, 1, file) == 1 && fflush(file) == 0 && fsync(fileno(file)) == 0;
     if (file)
         fclose(file);
-    if (!ok)
-        snprintf(err->text, sizeof(err->text), "%s %.200s: %m", save ? "write" : "read", path[1]);
-    return ok ? FL_OK : (err->status = FL_NOT_FOUND);
+    return ok && rename(part, path) == 0;
+}
+
+static inline bool checkpoint_save(const struct trained *t, const char *dir, const void *table)
+{
+    char state[100];
+    int n = snprintf(state, sizeof(state), "{\"step\":%lld,\"version\":%lld}\n", (long long)t->step,
+                     (long long)t->version);
+
+    (void)mkdir(dir, 0777); /* may be there already */
+    return file_save(dir, "table.bin", table, BYTES) &&
+           file_save(dir, "state.json", state, (size_t)n);
+}
+
+static inline bool checkpoint_load(struct trained *t, const char *dir, void *table)
+{
+    char path[1200];
+
+    snprintf(path, sizeof(path), "%s/state.json", dir);
+    json_t *state = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
+    bool ok =
+        state && json_unpack(state, "{s:I,s:I}", "step", &t->step, "version", &t->version) == 0;
+    json_decref(state);
+    snprintf(path, sizeof(path), "%s/table.bin", dir);
+    FILE *file = ok ? fopen(path, "rb") : NULL;
+    ok = file && fread(table, BYTES, 1, file) == 1;
+    if (file)
+        fclose(file);
+    return ok;
 }
 
 static inline double now(void)

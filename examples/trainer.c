@@ -5,7 +5,7 @@
  * each takes the same step and the replicas stay equal without a word between them. */
 #include "policy.h"
 
-#define RATE 4.0f
+#define RATE 1.0f
 
 /* table += the gradient of sum(advantage * log p) over the answers, at what last says. */
 static json_t *learn(const struct batch *b, const float *last, float *table)
@@ -66,6 +66,12 @@ static enum fl_status write_version(struct trainer *t, json_int_t version, const
     return FL_OK;
 }
 
+static enum fl_status failed(struct fl_err *err, const char *what, const char *dir)
+{
+    snprintf(err->text, sizeof(err->text), "%s %.180s: %m", what, dir);
+    return err->status = FL_NOT_FOUND;
+}
+
 static enum fl_status serve(struct trainer *t, const struct furlong_event *ev, json_t **said,
                             struct fl_err *err)
 {
@@ -84,18 +90,18 @@ static enum fl_status serve(struct trainer *t, const struct furlong_event *ev, j
                                 : FL_INVALID;
         t->at.step = st == FL_OK ? step + 1 : t->at.step;
     } else if (strcmp(ev->method, "save") == 0) {
-        st = furlong_seat(t->f)->rank
-                 ? FL_OK
-                 : file_move(&t->at, dir, true, (void *)(uintptr_t)furlong_weights_last(t->w, 0),
-                             err);
+        if (furlong_seat(t->f)->rank == 0 &&
+            !checkpoint_save(&t->at, dir, furlong_weights_last(t->w, 0)))
+            st = failed(err, "write a checkpoint in", dir);
         *said = json_pack("{s:I,s:f}", "bytes", (json_int_t)BYTES, "seconds", now() - from);
     } else if (strcmp(ev->method, "load") == 0) {
         void *table = calloc(1, BYTES);
 
-        t->at.step = t->at.version = 0;
-        st = *dir ? file_move(&t->at, dir, false, table, err) : FL_OK;
-        st = st == FL_OK ? write_version(t, t->at.version, NULL, table, ev->budget_ms, NULL, err)
-                         : st;
+        t->at = (struct trained){ 0 };
+        if (*dir && !checkpoint_load(&t->at, dir, table))
+            st = failed(err, "read the checkpoint in", dir);
+        if (st == FL_OK)
+            st = write_version(t, t->at.version, NULL, table, ev->budget_ms, NULL, err);
         free(table);
     } else if (strcmp(ev->method, "clear_memory") == 0) {
         *said = json_pack("{s:I}", "left_bytes", (json_int_t)0);

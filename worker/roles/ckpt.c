@@ -329,13 +329,14 @@ enum fl_status ckpt_load(const char *dir, const struct model_layout *l, float *c
 enum fl_status ckpt_state_read(const char *dir, struct ckpt_state *s, struct fl_err *err)
 {
     json_t *o = NULL;
-    int64_t v[4];
+    int64_t v[4] = { 0, 0, 0, -1 };
     static const char *const keys[4] = { "step", "version", "adam_steps", "seed" };
     enum fl_status st = json_at(dir, "state.json", &o, err);
     struct fl_json_at at = fl_json_root(o, "state.json");
 
     for (int i = 0; st == FL_OK && i < 4; i++)
-        st = fl_json_int(&at, keys[i], 0, INT64_MAX, &v[i], err);
+        if (i < 2 || fl_json_has(&at, keys[i])) /* a trainer of others keeps the first two alone */
+            st = fl_json_int(&at, keys[i], 0, INT64_MAX, &v[i], err);
     if (st == FL_OK)
         *s = (struct ckpt_state){ (uint64_t)v[0], (uint64_t)v[1], (uint64_t)v[2], (uint64_t)v[3] };
     json_decref(o);

@@ -12,6 +12,7 @@
 #include "worker/roles/model.h"
 #include "worker/roles/prompts.h"
 
+#define CKPT_NO_SEED UINT64_MAX /* read from a trainer of others, which does not know it */
 struct ckpt_state {
     uint64_t step, version; /* step: the next one to run; version: of the weights */
     uint64_t adam_steps, seed;

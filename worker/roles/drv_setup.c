@@ -86,7 +86,7 @@ static enum fl_status sizes_settle(struct driver *d, struct fl_err *err)
     const char *from = *d->load_dir ? d->load_dir : d->flags.hf_checkpoint;
 
     alphabet_init(&d->alphabet);
-    if (!from) {
+    if (!from || d->flags.trainer_cmd) { /* what is in it is that program's own matter */
         alphabet_collect(&d->alphabet, d->prompts);
         alphabet_collect(&d->alphabet, d->evals);
         alphabet_settle(&d->alphabet);
@@ -191,7 +191,7 @@ static enum fl_status resume_point(struct driver *d, struct fl_err *err)
         st = ckpt_state_read(d->load_dir, &s, err);
     if (st != FL_OK)
         return fl_wrap(err, st, "--load");
-    if (!fl_opts_given(&d->opts, "seed"))
+    if (!fl_opts_given(&d->opts, "seed") && s.seed != CKPT_NO_SEED)
         d->flags.seed = (int64_t)s.seed;
     return FL_OK;
 }

@@ -1,0 +1,49 @@
+"""The example trainer and engine, as a user's own programs: what docs/roles.md says is enough to be one."""
+import os
+
+import harness
+from harness import place
+from runs import Run
+
+BIN = os.environ["FURLONG_BIN_DIR"]
+OWN = [f"--trainer-cmd={BIN}/example-trainer", f"--rollout-cmd={BIN}/example-engine", "--seed=3"]
+
+
+def test_they_learn():
+    with place() as p:
+        run = Run(p, *OWN, "--num-rollout=150", "--eval-interval=150")
+        run.go()
+        steps = run.steps()
+        last = sum(s["reward_mean"] for s in steps[-10:]) / 10
+        assert len(steps) == 150 and steps[0]["reward_mean"] < 0.2 and last > 0.6, (steps[0], last)
+        assert steps[-1]["eval_reward_mean"] > 0.5, "held-out prompts are answered too"
+        assert all(s["train_rollout_logprob_abs_diff"] < 1e-4 for s in steps), "one model on both sides"
+        assert p.left_behind() == []
+
+
+def test_ways_and_ranks_give_the_same_weights():
+    first = None
+    with place() as p:
+        for name, flags in {"split": [], "colocated": ["--colocate"], "p2p": ["--update-weight-transfer-mode=p2p"],
+                            "two-ranks": ["--actor-num-gpus-per-node=2"]}.items():
+            run = Run(p, *OWN, "--num-rollout=3", *flags, name=name)
+            run.go()
+            got = [d for _, _, d in run.digests()]
+            first = first or got
+            assert len(got) == 3 and got == first, (name, got, first)
+        assert p.left_behind() == []
+
+
+def test_they_resume():
+    with place() as p:
+        ckpt = f"--save={p.root}/ckpt"
+        Run(p, *OWN, "--num-rollout=2", "--save-interval=1", ckpt, name="first").go()
+        whole, second = Run(p, *OWN, "--num-rollout=4", name="whole"), Run(p, *OWN, "--num-rollout=4", ckpt, name="second")
+        second.flags += (f"--load={p.root}/ckpt",)
+        whole.go()
+        second.go()
+        assert second.digests() == whole.digests()[2:], (second.digests(), whole.digests())
+
+
+if __name__ == "__main__":
+    harness.main(dict(globals()))
