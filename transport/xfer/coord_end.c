@@ -106,11 +106,12 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
     fl_log(st == FL_OK && !rep.n_left_behind ? FL_LOG_DEBUG
                                              : FL_LOG_INFO, /* every step of a run has one */
            "weights update %s set=%s epoch=%u.%u version=%" PRIu64
-           " committed=%u left_behind=%u bytes=%" PRIu64 " move_ms=%" PRIu64 " pause_us=%" PRIu64
-           " predicted_ms=%" PRIu64,
+           " committed=%u left_behind=%u bytes=%" PRIu64 " reconcile_us=%" PRIu64 " plan_us=%" PRIu64
+           " move_us=%" PRIu64 " verify_us=%" PRIu64 " commit_us=%" PRIu64 " pause_us=%" PRIu64 " predicted_us=%" PRIu64,
            st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq,
-           rep.now.number, rep.n_committed, rep.n_left_behind, rep.bytes, rep.move_ns / 1000000,
-           rep.pause_ns / 1000, rep.predicted_ns / 1000000);
+           rep.now.number, rep.n_committed, rep.n_left_behind, rep.bytes, rep.reconcile_ns / 1000,
+           rep.plan_ns / 1000, rep.move_ns / 1000, rep.verify_ns / 1000, rep.commit_ns / 1000, rep.pause_ns / 1000,
+           rep.predicted_ns / 1000);
     co_tell_late(c);
     co_sweep(c);
     co_grant_next(c);

@@ -1,6 +1,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 #include "common/base/id.h"
 #include "transport/xfer/coord_priv.h"
 
@@ -57,75 +59,76 @@ static bool is_source(const struct co_member *m)
     return m->source && !m->gone && m->fresh;
 }
 
-static bool box_same(const struct xfer_tensor *t, const struct xfer_box *a,
-                     const struct xfer_box *b)
+/* A piece of a source, to be counted once among its replicas. */
+struct held { uint32_t tensor; uint64_t box; size_t order; const struct co_member *m; uint32_t piece; };
+
+static uint64_t box_hash(const struct xfer_tensor *t, const struct xfer_box *b)
 {
-    return memcmp(a->at, b->at, t->ndim * sizeof(a->at[0])) == 0 &&
-           memcmp(a->len, b->len, t->ndim * sizeof(a->len[0])) == 0;
+    uint64_t words[2 * FL_DIMS];
+
+    memcpy(words, b->at, t->ndim * sizeof(*words));
+    memcpy(words + t->ndim, b->len, t->ndim * sizeof(*words));
+    return XXH3_64bits(words, 2u * t->ndim * sizeof(*words));
 }
 
-/* The piece of an earlier source (or earlier in m) that is the same box; NULL: this one counts. */
-static const struct co_member *replica_of(const struct co_member *m, size_t piece, size_t *at)
+static int by_box(const void *a, const void *b)
 {
-    const struct xfer_piece *p = &m->manifest->pieces[piece];
-    const struct xfer_tensor *t = &m->manifest->tensors[p->tensor];
+    const struct held *x = a, *y = b;
 
-    for (const struct co_member *o = m->c->members; o; o = o->next) {
-        size_t n = o == m ? piece : is_source(o) ? o->manifest->n_pieces : 0;
+    if (x->tensor != y->tensor)
+        return x->tensor < y->tensor ? -1 : 1;
+    if (x->box != y->box)
+        return x->box < y->box ? -1 : 1;
+    return x->order < y->order ? -1 : x->order > y->order;
+}
 
-        for (size_t i = 0; i < n; i++) {
-            const struct xfer_piece *q = &o->manifest->pieces[i];
+static size_t hold_all(struct xfer_coord *c, struct held *out)
+{
+    size_t n = 0;
 
-            if (strcmp(o->manifest->tensors[q->tensor].name, t->name) == 0 &&
-                box_same(t, &p->box, &q->box)) {
-                *at = i;
-                return o;
-            }
+    for (const struct co_member *m = c->members; m; m = m->next)
+        for (size_t i = 0; is_source(m) && i < m->manifest->n_pieces; i++, n++) {
+            const struct xfer_piece *p = &m->manifest->pieces[i];
+            const struct xfer_tensor *t = &m->manifest->tensors[p->tensor];
+
+            if (out)
+                out[n] = (struct held){ (uint32_t)(tensor_of(c, t->name) - c->tensors), box_hash(t, &p->box), n, m,
+                                        (uint32_t)i };
         }
-        if (o == m)
-            return NULL;
-    }
-    return NULL;
+    return n;
 }
 
-/* Data parallel ranks hold what the first one holds, in the same order: look there first. */
-static const struct co_member *replica_quick(const struct co_member *m, size_t piece, size_t *at)
+/* Each box once; replicas of it must have the same digest. Sorted, so that hundreds of ranks with thousands of
+ * pieces each cost a sort and not a comparison of each with each. */
+static enum fl_status add_sources(struct xfer_coord *c, uint64_t *bytes, struct fl_err *err)
 {
-    const struct co_member *o = m->c->members;
+    size_t n = hold_all(c, NULL);
+    struct held *all = calloc(n + 1, sizeof(*all));
+    const struct held *first = NULL;
+    enum fl_status st = FL_OK;
 
-    while (o && !is_source(o))
-        o = o->next;
-    if (o && o != m && o->manifest->hash[0] == m->manifest->hash[0] &&
-        o->manifest->hash[1] == m->manifest->hash[1]) {
-        *at = piece;
-        return o;
-    }
-    return o == m && m->manifest->n_pieces == m->manifest->n_tensors ? NULL
-                                                                     : replica_of(m, piece, at);
-}
+    if (!all)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for the %zu pieces of the sources", n);
+    hold_all(c, all);
+    qsort(all, n, sizeof(*all), by_box);
+    for (const struct held *h = all; h < all + n && st == FL_OK; h++) {
+        const struct xfer_piece *p = &h->m->manifest->pieces[h->piece];
+        const struct xfer_tensor *t = &h->m->manifest->tensors[p->tensor];
+        const uint64_t *digest = h->m->digests[h->piece];
 
-static enum fl_status add_source(struct xfer_coord *c, const struct co_member *m, uint64_t *bytes,
-                                 struct fl_err *err)
-{
-    for (size_t i = 0; i < m->manifest->n_pieces; i++) {
-        const struct xfer_piece *p = &m->manifest->pieces[i];
-        const struct xfer_tensor *t = &m->manifest->tensors[p->tensor];
-        struct co_tensor *ct = tensor_of(c, t->name);
-        size_t at;
-        const struct co_member *o = replica_quick(m, i, &at);
-
-        if (o && at < o->n_digests &&
-            memcmp(o->digests[at], m->digests[i], sizeof(m->digests[i])) != 0)
-            return fl_fail(err, FL_CORRUPT,
-                           "%s and %s hold different bytes of %s in version %" PRIu64, o->me.name,
-                           m->me.name, t->name, m->st.published);
-        if (o)
+        if (first && first->tensor == h->tensor && first->box == h->box) {
+            if (memcmp(first->m->digests[first->piece], digest, sizeof(h->m->digests[0])) != 0)
+                st = fl_fail(err, FL_CORRUPT, "%s and %s hold different bytes of %s in version %" PRIu64, first->m->me.name,
+                             h->m->me.name, t->name, h->m->st.published);
             continue;
-        ct->digest[0] += m->digests[i][0];
-        ct->digest[1] += m->digests[i][1];
-        bytes[ct - c->tensors] += xfer_box_bytes(t, &p->box);
+        }
+        first = h;
+        c->tensors[h->tensor].digest[0] += digest[0];
+        c->tensors[h->tensor].digest[1] += digest[1];
+        bytes[h->tensor] += xfer_box_bytes(t, &p->box);
     }
-    return FL_OK;
+    free(all);
+    return st;
 }
 
 static enum fl_status check_cover(const struct xfer_coord *c, const uint64_t *bytes,
@@ -170,9 +173,7 @@ static enum fl_status published(struct xfer_coord *c, struct xfer_version *out, 
     bytes = calloc(c->n_tensors + 1, sizeof(*bytes));
     if (!bytes)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %zu tensors", c->n_tensors);
-    for (const struct co_member *m = c->members; m && st == FL_OK; m = m->next)
-        if (is_source(m))
-            st = add_source(c, m, bytes, err);
+    st = add_sources(c, bytes, err);
     if (st == FL_OK)
         st = check_cover(c, bytes, err);
     free(bytes);
@@ -433,6 +434,46 @@ static enum fl_status expect_digests(struct xfer_coord *c, struct fl_err *err)
     return FL_OK;
 }
 
+/* Planning is pure: the same question has the same plan, and from one step to the next it is the same. */
+static XXH128_hash_t question_of(const struct xfer_plan_in *in)
+{
+    struct { uint64_t who[2], attempt, party, hash[2]; } m;
+    struct { uint64_t mode, slots, bucket, spare, share, sources, engines; } all = {
+        in->mode, in->slots, in->bucket_bytes, in->spare_bytes, in->may_share, in->n_sources, in->n_engines,
+    };
+    XXH3_state_t x;
+
+    XXH3_128bits_reset(&x);
+    XXH3_128bits_update(&x, &all, sizeof(all));
+    for (size_t i = 0; i < in->n_sources + in->n_engines; i++) {
+        const struct xfer_manifest *f = &in->sources[i]; /* engines lie behind */
+
+        m.attempt = f->who.attempt;
+        m.party = f->party;
+        memcpy(m.hash, f->hash, sizeof(m.hash));
+        XXH128_hash_t id = XXH3_128bits(f->who.id.b, sizeof(f->who.id.b));
+        m.who[0] = id.low64;
+        m.who[1] = id.high64;
+        XXH3_128bits_update(&x, &m, sizeof(m));
+        XXH3_128bits_update(&x, &in->places[i], sizeof(in->places[i]));
+    }
+    return XXH3_128bits_digest(&x);
+}
+
+static enum fl_status plan_again(struct xfer_coord *c, const struct xfer_plan_in *in, struct fl_err *err)
+{
+    XXH128_hash_t q = question_of(in);
+
+    if (c->plan && c->question[0] == q.low64 && c->question[1] == q.high64)
+        return FL_OK;
+    xfer_plan_destroy(c->plan);
+    c->plan = NULL;
+    FL_TRY(xfer_plan_make(in, &c->plan, err));
+    c->question[0] = q.low64;
+    c->question[1] = q.high64;
+    return FL_OK;
+}
+
 enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err)
 {
     struct xfer_plan_in in = { .mode = c->req.mode,
@@ -449,8 +490,6 @@ enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err)
     for (struct co_member *m = c->members; m; m = m->next)
         n += m->gives + takes(m);
     r = (struct plan_room){ calloc(n + 1, sizeof(*r.m)), calloc(n + 1, sizeof(*r.places)) };
-    xfer_plan_destroy(c->plan);
-    c->plan = NULL;
     if (r.m && r.places) {
         fill_side(c, &r, &at, gives);
         in.n_sources = at;
@@ -459,7 +498,7 @@ enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err)
         in.sources = r.m;
         in.engines = r.m + in.n_sources;
         in.places = r.places;
-        st = xfer_plan_make(&in, &c->plan, err);
+        st = plan_again(c, &in, err);
     } else {
         st = fl_fail(err, FL_EXHAUSTED, "no memory to plan for %zu members", n);
     }

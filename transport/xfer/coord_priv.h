@@ -86,7 +86,8 @@ struct xfer_coord {
     struct xfer_request req;
     struct xfer_run *run;
     struct xfer_report rep;
-    struct xfer_plan *plan;
+    struct xfer_plan *plan; /* of the last epoch, and what was asked then */
+    uint64_t question[2];
     struct xfer_version target;
     struct co_tensor *tensors; /* sorted by name */
     size_t n_tensors;

@@ -350,7 +350,7 @@ static bool is_asked_to_give(const struct co_member *m)
 
 static void planned(struct xfer_coord *c)
 {
-    uint64_t now = fl_loop_now_ns(c->loop);
+    uint64_t began_ns = fl_clock_boot_ns(); /* the loop's stands within a turn */
     struct fl_err err = { 0 };
     enum fl_status st = FL_OK;
     bool any = false;
@@ -375,7 +375,7 @@ static void planned(struct xfer_coord *c)
         co_resume_step(c);
         return;
     }
-    c->rep.plan_ns = fl_loop_now_ns(c->loop) - now;
+    c->rep.plan_ns = fl_clock_boot_ns() - began_ns;
     c->rep.mode = c->plan->mode;
     c->rep.predicted_ns = c->plan->predicted_ns;
     fl_debug("weights plan set=%s epoch=%u.%u version=%" PRIu64
