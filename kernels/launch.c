@@ -77,10 +77,12 @@ static void note_code(void)
 }
 
 static enum fl_status start(const struct gpu_ops *gpu, const struct gpu *g, struct gpu_stream *s,
-                            const char *name, uint64_t items, void **params, struct fl_err *err)
+                            const char *name, uint64_t items, bool beside, void **params,
+                            struct fl_err *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    uint64_t most = (uint64_t)gpu->info(g)->multiprocessors * BLOCKS_EACH;
+    uint64_t all = (uint64_t)gpu->info(g)->multiprocessors;
+    uint64_t most = beside ? (all + 1) / 2 : all * BLOCKS_EACH;
     struct gpu_launch l = { .kernel = name,
                             .grid = (uint32_t)(items < most ? items : most),
                             .block = KERNEL_MOVE_BLOCK,
@@ -99,7 +101,8 @@ enum fl_status kernel_move_start(const struct gpu_ops *gpu, const struct gpu *g,
     struct kernel_move_args copy = *a;
     void *params[] = { &copy.pieces, &copy.n, &copy.from, &copy.to, &copy.digests };
 
-    return start(gpu, g, s, a->to ? move_names[a->cast] : "furlong_digest", a->n, params, err);
+    return start(gpu, g, s, a->to ? move_names[a->cast] : "furlong_digest", a->n, a->beside, params,
+                 err);
 }
 
 enum fl_status kernel_changed_start(const struct gpu_ops *gpu, const struct gpu *g,
@@ -112,7 +115,7 @@ enum fl_status kernel_changed_start(const struct gpu_ops *gpu, const struct gpu 
     if (a->block_bytes == 0)
         return fl_fail(err, FL_INVALID, "changed blocks of 0 bytes");
     return start(gpu, g, s, "furlong_changed", (a->bytes + a->block_bytes - 1) / a->block_bytes,
-                 params, err);
+                 false, params, err);
 }
 
 bool kernel_has_device_code(void)

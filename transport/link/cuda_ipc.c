@@ -14,12 +14,13 @@
 
 enum {
     SAME_BYTES_PER_US = 2060000, /* a gather kernel inside one H200, payload          */
-    PEER_BYTES_PER_US = 396000,  /* the same from another H200 over NVLink            */
+    PEER_BYTES_PER_US = 393000,  /* copied from another H200 over NVLink              */
     START_NS = 30000,            /* launch, event, digests back                       */
     SPIN_AHEAD_NS = 150000,      /* turning begins so long before the predicted end   */
     SPIN_PAST_NS = 300000,       /* and stops so long after it                        */
     LOOK_AGAIN_NS = 200000,      /* then a timer looks                                */
-    DIGESTS_MIN = 1024
+    DIGESTS_MIN = 1024,
+    FAR_MEAN_BYTES = 1 << 20
 };
 
 static bool may_read(const struct link_place *from, const struct link_place *to)
@@ -74,6 +75,13 @@ static uint64_t ipc_cost_ns(const struct link_place *from, const struct link_pla
 }
 
 /* ==== opening: a context takes a third of a second, so not on the loop ======================== */
+static void table_drop(struct ipc *k, struct ipc_table *t)
+{
+    dev_table_free(k->dev, &t->t); /* waits for the launches that read it */
+    free(t->far);
+    *t = (struct ipc_table){ 0 };
+}
+
 static void ipc_release(struct ipc *k)
 {
     for (unsigned i = 0; k->dev && i < IPC_MAX_PULLS; i++) {
@@ -82,6 +90,8 @@ static void ipc_release(struct ipc *k)
 
         if (p->begun)
             k->dev->gpu->event_free(p->begun);
+        if (p->moved)
+            k->dev->gpu->event_free(p->moved);
         if (p->ended)
             k->dev->gpu->event_free(p->ended);
         dev_table_free(k->dev, &sums);
@@ -91,7 +101,9 @@ static void ipc_release(struct ipc *k)
         pthread_mutex_unlock(&k->dev->lock);
     }
     for (unsigned i = 0; k->dev && i < IPC_TABLES; i++)
-        dev_table_free(k->dev, &k->tables[i].t);
+        table_drop(k, &k->tables[i]);
+    if (k->aside)
+        k->dev->gpu->stream_free(k->aside);
     if (k->stream)
         k->dev->gpu->stream_free(k->stream);
     free(k->members);
@@ -108,6 +120,8 @@ static void open_work(struct fl_work *w)
     if (st == FL_OK) {
         pthread_mutex_lock(&k->dev->lock);
         st = k->dev->gpu->stream(k->dev->g, &k->stream, &k->open_err);
+        if (st == FL_OK)
+            st = k->dev->gpu->stream(k->dev->g, &k->aside, &k->open_err);
         pthread_mutex_unlock(&k->dev->lock);
     }
     k->open_err.status = st;
@@ -255,10 +269,32 @@ static void on_look(struct fl_timer *t, uint64_t now_ns)
 }
 
 /* ==== pull ==================================================================================== */
-static enum fl_status table_for(struct ipc *k, const struct link_seg *segs, size_t n,
-                                struct dev_table *out, struct fl_err *err)
+/* Long stretches from another device: the copy engines reach 0.99 of the link's rate and a kernel
+ * that reads over it 0.93. */
+static struct dev_stretch *far_stretches(const struct link_seg *segs, size_t n, size_t *n_out)
 {
-    XXH128_hash_t h = XXH3_128bits(segs, n * sizeof(*segs));
+    struct dev_stretch *far = malloc((n + 1) * sizeof(*far));
+    uint64_t bytes = 0;
+    size_t made = far ? dev_stretches(segs, n, far) : 0;
+
+    for (size_t i = 0; i < made; i++) {
+        if (far[i].bytes == 0)
+            made = 0;
+        else
+            bytes += far[i].bytes;
+    }
+    if (made == 0 || bytes / made < FAR_MEAN_BYTES) {
+        free(far);
+        return NULL;
+    }
+    *n_out = made;
+    return far;
+}
+
+static enum fl_status table_for(struct ipc *k, const struct link_seg *segs, size_t n, bool from_far,
+                                struct ipc_table **out, struct fl_err *err)
+{
+    XXH128_hash_t h = XXH3_128bits_withSeed(segs, n * sizeof(*segs), from_far);
     struct ipc_table *oldest = &k->tables[0];
 
     for (unsigned i = 0; i < IPC_TABLES; i++) {
@@ -266,17 +302,27 @@ static enum fl_status table_for(struct ipc *k, const struct link_seg *segs, size
 
         if (t->t.addr && t->key[0] == h.low64 && t->key[1] == h.high64) {
             t->used = ++k->uses;
-            *out = t->t;
+            *out = t;
             return FL_OK;
         }
         if (t->used < oldest->used)
             oldest = t;
     }
-    dev_table_free(k->dev, &oldest->t); /* waits for the launches that read it */
+    table_drop(k, oldest);
     *oldest = (struct ipc_table){ .key = { h.low64, h.high64 } };
-    FL_TRY(dev_table_make(k->dev, k->stream, segs, n, DEV_MOVE, &oldest->t, err));
+    if (from_far)
+        oldest->far = far_stretches(segs, n, &oldest->n_far);
+    enum fl_status st = dev_table_make(k->dev, k->stream, segs, n, oldest->far ? DEV_TO : DEV_MOVE,
+                                       &oldest->t, err);
+
+    if (st == FL_OK && oldest->far) /* it is read on the other stream */
+        st = k->dev->gpu->stream_sync(k->stream, err);
+    if (st != FL_OK) {
+        table_drop(k, oldest);
+        return st;
+    }
     oldest->used = ++k->uses;
-    *out = oldest->t;
+    *out = oldest;
     return FL_OK;
 }
 
@@ -288,6 +334,8 @@ static enum fl_status pull_room(struct ipc *k, struct ipc_pull *p, size_t n, str
 
     if (!p->begun)
         FL_TRY(gpu->event(k->dev->g, &p->begun, err));
+    if (!p->moved)
+        FL_TRY(gpu->event(k->dev->g, &p->moved, err));
     if (!p->ended)
         FL_TRY(gpu->event(k->dev->g, &p->ended, err));
     if (p->room >= n)
@@ -305,24 +353,52 @@ static enum fl_status pull_room(struct ipc *k, struct ipc_pull *p, size_t n, str
     return FL_OK;
 }
 
-static enum fl_status launch(struct ipc *k, struct ipc_pull *p, const struct dev_table *t,
+/* Digests begin from zero, and end on the host, around the kernel a on stream s. */
+static enum fl_status launch_kernel(struct ipc *k, struct ipc_pull *p, struct gpu_stream *s,
+                                    const struct kernel_move_args *a, struct fl_err *err)
+{
+    const struct gpu_ops *gpu = k->dev->gpu;
+
+    if (p->digests)
+        FL_TRY(gpu->fill(s, p->sums, 0, p->n * sizeof(*p->back), err));
+    FL_TRY(kernel_move_start(gpu, k->dev->g, s, a, err));
+    if (p->digests)
+        FL_TRY(gpu->copy(s, dev_addr(p->back), p->sums, p->n * sizeof(*p->back), err));
+    return gpu->event_record(p->ended, s, err);
+}
+
+static enum fl_status launch_far(struct ipc *k, struct ipc_pull *p, const struct ipc_table *t,
+                                 uint64_t from, uint64_t to, struct fl_err *err)
+{
+    const struct gpu_ops *gpu = k->dev->gpu;
+    struct kernel_move_args a = {
+        .pieces = t->t.addr, .n = t->t.n, .from = to, .digests = p->sums
+    };
+
+    for (size_t i = 0; i < t->n_far; i++)
+        FL_TRY(gpu->copy(k->stream, to + t->far[i].to_off, from + t->far[i].from_off,
+                         t->far[i].bytes, err));
+    if (!p->digests)
+        return gpu->event_record(p->ended, k->stream, err);
+    FL_TRY(gpu->event_record(p->moved, k->stream, err));
+    FL_TRY(gpu->stream_wait(k->aside, p->moved, err));
+    return launch_kernel(k, p, k->aside, &a, err);
+}
+
+static enum fl_status launch(struct ipc *k, struct ipc_pull *p, const struct ipc_table *t,
                              const struct link_mem *theirs, const struct link_mem *mine,
                              struct fl_err *err)
 {
-    const struct gpu_ops *gpu = k->dev->gpu;
-    struct kernel_move_args a = { .pieces = t->addr,
-                                  .n = t->n,
+    struct kernel_move_args a = { .pieces = t->t.addr,
+                                  .n = t->t.n,
                                   .from = dev_addr(theirs->addr),
                                   .to = dev_addr(mine->addr),
                                   .digests = p->digests ? p->sums : 0 };
 
-    FL_TRY(gpu->event_record(p->begun, k->stream, err));
-    if (p->digests)
-        FL_TRY(gpu->fill(k->stream, p->sums, 0, p->n * sizeof(*p->back), err));
-    FL_TRY(kernel_move_start(gpu, k->dev->g, k->stream, &a, err));
-    if (p->digests)
-        FL_TRY(gpu->copy(k->stream, dev_addr(p->back), p->sums, p->n * sizeof(*p->back), err));
-    return gpu->event_record(p->ended, k->stream, err);
+    FL_TRY(k->dev->gpu->event_record(p->begun, k->stream, err));
+    if (t->far)
+        return launch_far(k, p, t, a.from, a.to, err);
+    return launch_kernel(k, p, k->stream, &a, err);
 }
 
 static enum fl_status pull_check(const struct ipc *k, const struct link_mem *theirs,
@@ -367,14 +443,14 @@ static enum fl_status ipc_pull(struct link *base, const struct link_mem *theirs,
 {
     struct ipc *k = container_of(base, struct ipc, base);
     struct ipc_pull *p = &k->pulls[(k->first + k->n_pulls) % IPC_MAX_PULLS];
-    struct dev_table table;
+    struct ipc_table *table;
     uint64_t bytes;
 
     FL_TRY(pull_check(k, theirs, mine, err));
     FL_TRY(link_check_segs(segs, n, theirs->bytes, mine->bytes, &bytes, err));
-    FL_TRY(table_for(k, segs, n, &table, err));
-    p->op = op;
     p->view = theirs->impl;
+    FL_TRY(table_for(k, segs, n, strcmp(p->view->key.uuid, k->self.gpu_uuid) != 0, &table, err));
+    p->op = op;
     p->digests = digests;
     p->n = n;
     p->bytes = bytes;
@@ -384,9 +460,12 @@ static enum fl_status ipc_pull(struct link *base, const struct link_mem *theirs,
     enum fl_status st = pull_room(k, p, n, err);
 
     if (st == FL_OK) {
-        st = launch(k, p, &table, theirs, mine, err);
+        st = launch(k, p, table, theirs, mine, err);
         if (st != FL_OK) /* part of it may be on the stream: nothing of it is left when we return */
+        {
             (void)k->dev->gpu->stream_sync(k->stream, NULL);
+            (void)k->dev->gpu->stream_sync(k->aside, NULL);
+        }
     }
     pthread_mutex_unlock(&k->dev->lock);
     if (st != FL_OK)

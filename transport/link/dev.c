@@ -442,6 +442,27 @@ enum fl_status dev_table_make(struct link_dev *d, struct gpu_stream *s, const st
     return st;
 }
 
+size_t dev_stretches(const struct link_seg *segs, size_t n, struct dev_stretch *out)
+{
+    size_t made = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const struct link_seg *s = &segs[i];
+        struct dev_stretch *last = made ? &out[made - 1] : NULL;
+        bool whole = s->rows == 1 || (s->from_step == s->run_bytes && s->to_step == s->run_bytes);
+        uint64_t bytes = whole ? s->rows * s->run_bytes : 0;
+
+        if (whole && last && last->bytes && last->from_off + last->bytes == s->from_off &&
+            last->to_off + last->bytes == s->to_off) {
+            last->bytes += bytes;
+            last->n++;
+            continue;
+        }
+        out[made++] = (struct dev_stretch){ s->from_off, s->to_off, bytes, i, 1 };
+    }
+    return made;
+}
+
 void dev_table_free(struct link_dev *d, struct dev_table *t)
 {
     if (!t->addr)

@@ -38,6 +38,13 @@ enum fl_status dev_pieces_cut(const struct link_seg *segs, size_t n, struct kern
 enum fl_status dev_table_upload(struct link_dev *d, struct gpu_stream *s,
                                 const struct kernel_piece *cut, size_t n, struct dev_table *out,
                                 struct fl_err *err);
+/* What lies contiguous in both memories, as few and as long as they are, in order. */
+struct dev_stretch {
+    uint64_t from_off, to_off, bytes; /* bytes 0: one segment whose rows lie apart */
+    size_t first, n;                  /* segments */
+};
+size_t dev_stretches(const struct link_seg *segs, size_t n,
+                     struct dev_stretch *out); /* n of room */
 void dev_table_free(struct link_dev *d, struct dev_table *t);
 
 /* A handle is opened once in a process, however often it comes. */

@@ -38,7 +38,7 @@ struct ipc_pull {
     struct ipc *k;
     struct link_op *op;
     struct ipc_view *view;
-    struct gpu_event *begun, *ended;
+    struct gpu_event *begun, *moved, *ended;
     uint64_t sums;       /* on the device */
     uint64_t (*back)[2]; /* pinned; a pair a segment, as far as room goes */
     size_t room;
@@ -49,6 +49,8 @@ struct ipc_pull {
 struct ipc_table {
     uint64_t key[2], used;
     struct dev_table t;
+    struct dev_stretch *far; /* copied so from another device, and t digests; NULL: t moves */
+    size_t n_far;
 };
 enum ipc_state { IPC_OPENING, IPC_OPEN, IPC_BROKEN };
 struct ipc {
@@ -58,7 +60,8 @@ struct ipc {
     enum ipc_state state;
     bool stop, closed;
     struct link_dev *dev;
-    struct gpu_stream *stream;
+    struct gpu_stream *stream,
+        *aside; /* aside: digests of what was copied, beside the next copies */
     struct fl_work opening;
     struct fl_err open_err;
     struct link_op *ready, *quiet;

@@ -22,9 +22,14 @@ enum {
     NCCL_LATE_MS = 1000,  /* then 3 times what the slowest link takes  */
     NCCL_IDLE_MS = 2000   /* after which the stages are given back   */
 };
+enum {
+    NCCL_DIRECT_MIN = 1 << 20
+}; /* contiguous on both sides: sent from where it lies to where it belongs */
 struct nccl_parcel {
-    size_t first, n;
+    size_t first, n; /* pieces: of a packed one to be moved, of a direct one to be digested */
     uint64_t bytes;
+    bool direct;
+    uint64_t from_off, to_off; /* of a direct one */
 };
 struct nccl_table {
     uint64_t key[2], used;
@@ -80,7 +85,7 @@ struct nccl {
     struct link_dev *dev;
     nccl_comm comm;
     struct gpu_stream *work, *wire;
-    struct gpu_event *warmed;
+    struct gpu_event *mark; /* on the wire: what the other stream waits for */
     uint64_t warm, due_ns, uses;
     bool in_call, warm_recorded; /* in_call: NCCL has not taken the last call yet */
     struct nccl_ring *ring;

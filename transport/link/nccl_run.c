@@ -1,6 +1,7 @@
 /* transport/link/nccl_run.c - the thread that owns the communicators
  *
- * A bucket goes in parcels of one stage each: gathered on one stream, sent on another, and spread
+ * A bucket goes in parcels. What is contiguous on both sides goes from where it lies to where it
+ * belongs; the rest a stage at a time, gathered on one stream, sent on another, and spread
  * out by the receivers, all ordered by events on the devices, so that the thread runs ahead and the
  * wire never waits for it. What NCCL has not taken yet (a communicator that does not block says so)
  * is asked for again before the next call. */
@@ -187,40 +188,95 @@ static void table_drop(struct nccl *k, struct nccl_table *t)
     *t = (struct nccl_table){ 0 };
 }
 
-/* Where each piece lies in its parcel; all ranks cut the same segments by the same rule. */
-static enum fl_status parcels_make(struct kernel_piece *cut, size_t n, bool gathers,
-                                   struct nccl_table *t, struct fl_err *err)
+struct cutting {
+    struct kernel_piece *pieces;
+    size_t n;
+    struct nccl_table *t;
+    size_t cap;
+    bool gathers;
+};
+
+static struct nccl_parcel *parcel_new(struct cutting *c)
 {
-    size_t cap = 0;
+    struct nccl_table *t = c->t;
 
-    for (size_t i = 0; i < n; i++) {
-        struct kernel_piece *p = &cut[i];
-        uint64_t bytes =
-            (p->run_bytes * p->rows + 15) / 16 * 16; /* so that the next one is aligned */
-        struct nccl_parcel *at = t->n_parcels ? &t->parcels[t->n_parcels - 1] : NULL;
+    if (t->n_parcels == c->cap) {
+        size_t cap = c->cap ? 2 * c->cap : 16;
+        struct nccl_parcel *grown = realloc(t->parcels, cap * sizeof(*grown));
 
-        if (!at || at->bytes + bytes > NCCL_STAGE_BYTES) {
-            if (t->n_parcels == cap) {
-                cap = cap ? 2 * cap : 16;
-                at = realloc(t->parcels, cap * sizeof(*at));
-                if (!at)
-                    return fl_fail(err, FL_EXHAUSTED, "no memory for %zu parcels", cap);
-                t->parcels = at;
-            }
-            at = &t->parcels[t->n_parcels++];
-            *at = (struct nccl_parcel){ .first = i };
-        }
-        if (gathers) {
-            p->to_off = at->bytes;
-            p->to_step = p->run_bytes;
-        } else {
-            p->from_off = at->bytes;
-            p->from_step = p->run_bytes;
-        }
-        at->bytes += bytes;
-        at->n++;
+        if (!grown)
+            return NULL;
+        t->parcels = grown;
+        c->cap = cap;
     }
-    return FL_OK;
+    t->parcels[t->n_parcels] = (struct nccl_parcel){ .first = c->n };
+    return &t->parcels[t->n_parcels++];
+}
+
+/* A piece goes into the packed parcel in hand, or begins the next one. */
+static bool pack(struct cutting *c, struct kernel_piece *p)
+{
+    struct nccl_parcel *at = c->t->n_parcels ? &c->t->parcels[c->t->n_parcels - 1] : NULL;
+    uint64_t bytes = (p->run_bytes * p->rows + 15) / 16 * 16; /* so that the next one is aligned */
+
+    if (!at || at->direct || at->bytes + bytes > NCCL_STAGE_BYTES)
+        at = parcel_new(c);
+    if (!at)
+        return false;
+    if (c->gathers) {
+        p->to_off = at->bytes;
+        p->to_step = p->run_bytes;
+    } else {
+        p->from_off = at->bytes;
+        p->from_step = p->run_bytes;
+    }
+    at->bytes += bytes;
+    at->n++;
+    c->n++;
+    return true;
+}
+
+static bool go_direct(struct cutting *c, const struct dev_stretch *s, size_t n_pieces)
+{
+    struct nccl_parcel *at = parcel_new(c);
+
+    if (!at)
+        return false;
+    at->direct = true;
+    at->n = n_pieces;
+    at->bytes = s->bytes;
+    at->from_off = s->from_off;
+    at->to_off = s->to_off;
+    for (size_t i = 0; i < n_pieces && !c->gathers;
+         i++) { /* digested where they have come to lie */
+        c->pieces[c->n + i].from_off = c->pieces[c->n + i].to_off;
+        c->pieces[c->n + i].from_step = c->pieces[c->n + i].to_step;
+    }
+    c->n += n_pieces;
+    return true;
+}
+
+/* All ranks cut the same segments by the same rule. pieces: all of them, in order. */
+static enum fl_status parcels_make(const struct nccl_job *j, struct cutting *c, size_t n_pieces,
+                                   struct fl_err *err)
+{
+    struct dev_stretch *all = malloc((j->n + 1) * sizeof(*all));
+    size_t n = all ? dev_stretches(j->segs, j->n, all) : 0;
+    bool good = all != NULL;
+
+    for (size_t i = 0; good && i < n; i++) {
+        size_t last = all[i].first + all[i].n, k = c->n;
+
+        while (k < n_pieces && c->pieces[k].tensor < last) /* tensor: the segment */
+            k++;
+        if (all[i].bytes >= NCCL_DIRECT_MIN)
+            good = go_direct(c, &all[i], k - c->n);
+        while (good && c->n < k)
+            good = pack(c, &c->pieces[c->n]);
+    }
+    free(all);
+    return good ? FL_OK
+                : fl_fail(err, FL_EXHAUSTED, "no memory for the parcels of %zu segments", j->n);
 }
 
 static enum fl_status table_for(struct nccl *k, struct nccl_job *j, struct fl_err *err)
@@ -244,7 +300,8 @@ static enum fl_status table_for(struct nccl *k, struct nccl_job *j, struct fl_er
     }
     table_drop(k, oldest); /* more of them than jobs can be in flight */
     FL_TRY(dev_pieces_cut(j->segs, j->n, &cut, &n, err));
-    enum fl_status st = parcels_make(cut, n, gathers, oldest, err);
+    struct cutting c = { .pieces = cut, .t = oldest, .gathers = gathers };
+    enum fl_status st = parcels_make(j, &c, n, err);
 
     if (st == FL_OK)
         st = dev_table_upload(k->dev, k->work, cut, n, &oldest->t, err);
@@ -292,16 +349,19 @@ static enum fl_status call_broadcast(struct nccl *k, uint64_t addr, uint64_t byt
     return FL_OK;
 }
 
+/* Beside NCCL's own kernel, which must find room at once. stage 0: digests alone. */
 static enum fl_status move(struct nccl *k, struct nccl_job *j, const struct nccl_parcel *p,
                            uint64_t stage, struct fl_err *err)
 {
-    bool gathers = j->root == k->self;
+    uint64_t slot = dev_addr(j->mem.addr);
+    bool gathers = j->root == k->self || p->direct;
     struct kernel_move_args a = { .pieces =
                                       j->table->t.addr + p->first * sizeof(struct kernel_piece),
                                   .n = p->n,
-                                  .from = gathers ? dev_addr(j->mem.addr) : stage,
-                                  .to = gathers ? stage : dev_addr(j->mem.addr),
-                                  .digests = j->sums };
+                                  .from = gathers ? slot : stage,
+                                  .to = gathers ? stage : slot,
+                                  .digests = j->sums,
+                                  .beside = true };
 
     pthread_mutex_lock(&k->dev->lock);
     enum fl_status st = kernel_move_start(k->dev->gpu, k->dev->g, k->work, &a, err);
@@ -332,11 +392,10 @@ static enum fl_status job_begin(struct nccl *k, struct nccl_job *j, struct fl_er
 }
 
 /* Before the call: on the root the stage is filled, elsewhere it is only free. */
-static enum fl_status parcel_call(struct nccl *k, struct nccl_job *j, struct nccl_stage *s,
-                                  struct fl_err *err)
+static enum fl_status packed_call(struct nccl *k, struct nccl_job *j, const struct nccl_parcel *p,
+                                  struct nccl_stage *s, struct fl_err *err)
 {
     const struct gpu_ops *gpu = k->dev->gpu;
-    const struct nccl_parcel *p = &j->table->parcels[j->next_parcel];
 
     if (j->root == k->self) {
         FL_TRY(gpu->stream_wait(k->work, s->free, err));
@@ -353,28 +412,39 @@ static enum fl_status parcel_call(struct nccl *k, struct nccl_job *j, struct ncc
     return FL_OK;
 }
 
+/* What is behind on the wire by now is there for the other stream. */
+static enum fl_status work_after_wire(struct nccl *k, struct fl_err *err)
+{
+    FL_TRY(k->dev->gpu->event_record(k->mark, k->wire, err));
+    return k->dev->gpu->stream_wait(k->work, k->mark, err);
+}
+
 /* NCCL has taken it: what comes after it on the streams. */
 static enum fl_status parcel_taken(struct nccl *k, struct nccl_job *j, struct fl_err *err)
 {
     const struct gpu_ops *gpu = k->dev->gpu;
     struct nccl_stage *s = FL_TAKE(k->stage);
     const struct nccl_parcel *p = &j->table->parcels[j->next_parcel++];
+    bool root = j->root == k->self;
 
-    k->in_call = s->taken = false;
-    if (j->root == k->self) {
+    k->in_call = false;
+    if (s)
+        s->taken = false;
+    if (s && root)
         FL_TRY(gpu->event_record(s->free, k->wire, err));
-    } else {
-        FL_TRY(gpu->event_record(s->full, k->wire, err));
-        FL_TRY(gpu->stream_wait(k->work, s->full, err));
-        FL_TRY(move(k, j, p, s->addr, err));
+    if (!root && (s || j->sums))
+        FL_TRY(work_after_wire(k, err));
+    if (p->direct ? j->sums != 0 : !root)
+        FL_TRY(move(k, j, p, s ? s->addr : 0, err));
+    if (s && !root)
         FL_TRY(gpu->event_record(s->free, k->work, err));
-    }
     if (j->next_parcel < j->table->n_parcels)
         return FL_OK;
     j->issued = true;
+    FL_TRY(work_after_wire(k, err));
     if (j->digests)
         FL_TRY(gpu->copy(k->work, dev_addr(j->back), j->sums, j->n * sizeof(*j->back), err));
-    return gpu->event_record(j->end, j->root == k->self ? k->wire : k->work, err);
+    return gpu->event_record(j->end, k->work, err);
 }
 
 static struct nccl_job *job_to_issue(struct nccl *k)
@@ -391,6 +461,7 @@ static struct nccl_job *job_to_issue(struct nccl *k)
 static enum fl_status issue(struct nccl *k, bool *moved, struct fl_err *err)
 {
     struct nccl_job *j = job_to_issue(k);
+    const struct nccl_parcel *p;
     struct nccl_stage *s;
     enum fl_status st;
 
@@ -406,11 +477,14 @@ static enum fl_status issue(struct nccl *k, bool *moved, struct fl_err *err)
     }
     if (!j->table)
         FL_TRY(job_begin(k, j, err));
-    s = stage_next(k, err);
-    if (!s)
-        return err->status;
+    p = &j->table->parcels[j->next_parcel];
     *moved = true;
-    return parcel_call(k, j, s, err);
+    if (p->direct)
+        return call_broadcast(
+            k, dev_addr(j->mem.addr) + (j->root == k->self ? p->from_off : p->to_off), p->bytes,
+            j->root, err);
+    s = stage_next(k, err);
+    return s ? packed_call(k, j, p, s, err) : err->status;
 }
 
 /* ==== deadlines and death ===================================================================== */
@@ -475,7 +549,7 @@ static enum fl_status join(struct nccl *k, struct fl_err *err)
     FL_TRY(ring_of(k, err));
     FL_TRY(k->dev->gpu->stream(k->dev->g, &k->work, err));
     FL_TRY(k->dev->gpu->stream(k->dev->g, &k->wire, err));
-    FL_TRY(k->dev->gpu->event(k->dev->g, &k->warmed, err)); /* and the context is current here */
+    FL_TRY(k->dev->gpu->event(k->dev->g, &k->mark, err)); /* and the context is current here */
     r = FL_FAULT("link.nccl.init")
             ? 1
             : k->api->init(&k->comm, (int)k->n, k->id, (int)k->self, &config);
@@ -508,9 +582,9 @@ static enum fl_status warming(struct nccl *k, bool *moved, struct fl_err *err)
             return FL_OK;
         FL_TRY(st);
         k->in_call = false;
-        FL_TRY(k->dev->gpu->event_record(k->warmed, k->wire, err));
+        FL_TRY(k->dev->gpu->event_record(k->mark, k->wire, err));
     }
-    enum fl_status st = k->dev->gpu->event_done(k->warmed, err);
+    enum fl_status st = k->dev->gpu->event_done(k->mark, err);
 
     if (st == FL_AGAIN)
         return FL_OK;
@@ -643,8 +717,8 @@ static void forget(struct nccl *k)
         table_drop(k, &k->tables[i]);
     if (k->dev)
         dev_table_free(k->dev, &warm);
-    if (k->warmed)
-        k->dev->gpu->event_free(k->warmed);
+    if (k->mark)
+        k->dev->gpu->event_free(k->mark);
     if (k->work)
         k->dev->gpu->stream_free(k->work);
     if (k->wire)
