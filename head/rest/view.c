@@ -1,3 +1,4 @@
+#include <math.h>
 #include <stdlib.h>
 
 #include "head/rest/rest.h"
@@ -34,9 +35,12 @@ static void add_amount(json_t *resources, const char *name, const char *member, 
         r = json_pack("{s:i,s:i}", "used", 0, "total", 0);
         json_object_set_new(resources, name, r);
     }
-    double was = json_number_value(json_object_get(r, member));
+    /* Not as ten-thousandths: the memory of two thousand nodes does not fit into 64 bits of them.
+     */
+    double sum = json_number_value(json_object_get(r, member)) + (double)e4 / PLACEMENT_ONE;
+    sum = round(sum * PLACEMENT_ONE) / PLACEMENT_ONE;
     json_object_set_new(r, member,
-                        rest_amount((int64_t)(was * PLACEMENT_ONE + (was < 0 ? -0.5 : 0.5)) + e4));
+                        floor(sum) == sum ? json_integer((json_int_t)sum) : json_real(sum));
 }
 
 static void add_lease(json_t *resources, const Fl__Lease *l)

@@ -86,8 +86,9 @@ async function ask(path, { signal, waits = 0 } = {}) {
       const body = new Uint8Array(await r.arrayBuffer());
       connection.up();
       if (r.ok) return { headers: r.headers, body };
-      let text = `${r.status} ${r.statusText}`;
-      try { text = JSON.parse(new TextDecoder().decode(body)).error || text; } catch { /* not ours: the status says it */ }
+      let text = new TextDecoder().decode(body.slice(0, 2000));
+      try { text = JSON.parse(text).error; } catch { /* plain words */ }
+      text ||= `${r.status} ${r.statusText}`;
       if (r.status !== 401 && !(r.status === 403 && shown)) throw new Refused(r.status, text);
       await token.ask(shown, r.status === 401 ? "From other hosts it answers to holders of the cluster's token." : `The token was refused: ${text}.`);
     } catch (e) {

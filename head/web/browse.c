@@ -213,6 +213,16 @@ static json_t *job_groups(struct head *h, const struct job *j)
     return list;
 }
 
+static int job_decisions(struct head *h, const struct job *j)
+{
+    struct decision *d;
+    int n = 0;
+
+    DL_FOREACH (h->decisions, d)
+        n += same_bytes(&d->rec->job, &j->rec->id);
+    return n;
+}
+
 void web_browse_job(void *head, struct http_req *req)
 {
     struct head *h = head;
@@ -224,12 +234,12 @@ void web_browse_job(void *head, struct http_req *req)
         return;
     json_t *o = job_line(j), *list = job_seats(h, j, &p, &seats);
     json_object_update_new(
-        o,
-        json_pack("{s:o,s:o,s:o,s:I,s:I,s:I,s:o,s:I,s:I,s:o}", "now_ms", wall_ms(), "run_dir",
-                  rest_text(j->rec->run_dir), "driver_address", rest_text(j->rec->driver_address),
-                  "log_bytes", (json_int_t)joblog_end(j), "steps_next", (json_int_t)j->steps.next,
-                  "term", (json_int_t)h->term.head, "groups", job_groups(h, j), "workers_found",
-                  (json_int_t)seats, "first", (json_int_t)p.first, "workers", list));
+        o, json_pack("{s:o,s:o,s:o,s:I,s:I,s:I,s:o,s:i,s:I,s:I,s:o}", "now_ms", wall_ms(),
+                     "run_dir", rest_text(j->rec->run_dir), "driver_address",
+                     rest_text(j->rec->driver_address), "log_bytes", (json_int_t)joblog_end(j),
+                     "steps_next", (json_int_t)j->steps.next, "term", (json_int_t)h->term.head,
+                     "groups", job_groups(h, j), "decisions", job_decisions(h, j), "workers_found",
+                     (json_int_t)seats, "first", (json_int_t)p.first, "workers", list));
     http_reply_json(req, 200, o);
 }
 

@@ -10,32 +10,40 @@ function fill(node, attrs, children) {
 }
 const h = (tag, attrs, ...children) => fill(document.createElement(tag), attrs, children);
 const s = (tag, attrs, ...children) => fill(document.createElementNS(SVG, tag), attrs, children);
-const name = (text) => h("bdi", {}, String(text)); /* what others chose: its direction must not turn ours around */
+/* What others chose: signs that cannot be seen, or that turn the direction of what follows, are shown by their number. */
+const plain = (text) => String(text).replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
+  (c) => `⟦${c.codePointAt(0).toString(16).padStart(4, "0")}⟧`);
+const name = (text) => h("bdi", {}, plain(text));
 
-/* Children of parent, one for each item, found again by their key: what has the focus or is selected stays. */
+/* Makes old look as fresh does, touching only what differs: focus, selection and scrolling stay where they are. */
+function patch(old, fresh) {
+  if (old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return undefined;
+  }
+  for (const { name: k } of [...old.attributes]) if (!fresh.hasAttribute(k)) old.removeAttribute(k);
+  for (const { name: k, value: v } of fresh.attributes)
+    if (k === "style") old.style.cssText = fresh.style.cssText; /* as an attribute the page's policy refuses it */
+    else if (old.getAttribute(k) !== v) old.setAttribute(k, v);
+  const news = [...fresh.childNodes];
+  while (old.childNodes.length > news.length) old.lastChild.remove();
+  news.forEach((c, i) => old.childNodes[i] ? patch(old.childNodes[i], c) : old.append(c));
+  return undefined;
+}
+
+/* Children of parent, one for each item, found again by their key. */
 function sync(parent, items, keyOf, make) {
   const old = parent.kept || new Map(), kept = new Map();
   let at = parent.firstElementChild;
   for (const item of items) {
     const key = keyOf(item), text = JSON.stringify(item);
-    let have = old.get(key);
-    if (!have || kept.has(key)) have = { node: null };
-    if (have.text !== text) {
-      const fresh = make(item);
-      if (have.node && have.node.contains(document.activeElement)) { /* only its texts may have changed */
-        const focus = [...have.node.querySelectorAll("a,button")].indexOf(document.activeElement);
-        have.node.replaceChildren(...fresh.childNodes);
-        have.node.className = fresh.className;
-        have.node.querySelectorAll("a,button")[focus]?.focus({ preventScroll: true });
-      } else {
-        if (have.node === at && at) at = at.nextElementSibling;
-        have.node?.remove();
-        have.node = fresh;
-      }
-      have.text = text;
-    }
-    if (have.node !== at) parent.insertBefore(have.node, at);
-    else at = at.nextElementSibling;
+    const have = kept.has(key) ? {} : old.get(key) || {};
+    if (!have.node) have.node = make(item);
+    else if (have.text !== text) patch(have.node, make(item));
+    have.text = text;
+    if (have.node === at) at = at.nextElementSibling;
+    else parent.insertBefore(have.node, at);
     kept.set(key, have);
   }
   while (at) {
@@ -166,7 +174,7 @@ class Plot {
   }
 
   draw() {
-    const { steps, svg, series, stacked } = this, width = svg.clientWidth || this.figure.clientWidth - 24, height = 180;
+    const { svg, series, stacked } = this, steps = this.steps?.filter((r) => !stacked || series.some((one) => isNumber(one.get(r)))), width = svg.clientWidth || this.figure.clientWidth - 24, height = 180;
     if (!steps?.length || width < 40) return;
     const values = steps.map((r) => {
       let sum = 0;
@@ -184,15 +192,16 @@ class Plot {
         s("text", { x: left - 6, y: +y(v) + 4, "text-anchor": "end" }, Math.abs(v) < 1e-3 && v !== 0 ? v.toExponential(0) : String(+v.toPrecision(3))));
     for (const v of ticks(x0, x1, Math.max(2, Math.min(8, wide / 80))))
       if (Number.isInteger(v)) parts.push(s("text", { x: x(v), y: height - 6, "text-anchor": "middle" }, String(v)));
-    series.forEach((one, i) => parts.push(...(stacked ? this.area(values, i, x, y, one.look ?? i) : this.curve(values, i, x, y, one.look ?? i))));
-    if (steps[this.at]) parts.push(s("line", { class: "cursor", x1: x(steps[this.at].step), x2: x(steps[this.at].step), y1: top, y2: top + tall }));
+    series.forEach((one, i) => parts.push(...(stacked ? this.area(steps, values, i, x, y, one.look ?? i) : this.curve(steps, values, i, x, y, one.look ?? i))));
+    const at = this.steps[this.at]?.step;
+    if (at >= x0 && at <= x1) parts.push(s("line", { class: "cursor", x1: x(at), x2: x(at), y1: top, y2: top + tall }));
     svg.replaceChildren(...parts);
-    this.tell(steps, low, high);
+    this.tell(this.steps, low, high);
   }
 
-  curve(values, i, x, y, look) {
+  curve(steps, values, i, x, y, look) {
     let d = "", pen = false, single = null, n = 0;
-    this.steps.forEach((r, k) => {
+    steps.forEach((r, k) => {
       const v = values[k][i];
       if (!isNumber(v)) return; /* measured now and then: joined over what lies between */
       d += `${pen ? "L" : "M"}${x(r.step)} ${y(v)}`;
@@ -204,8 +213,8 @@ class Plot {
     return n === 1 ? [s("circle", { class: `dot f${look}`, cx: single[0], cy: single[1], r: 4 })] : [s("path", { class: `curve s${look} dash${i}`, d })];
   }
 
-  area(values, i, x, y, look) {
-    const steps = this.steps.length > 1 ? this.steps : [this.steps[0], { step: this.steps[0].step + 1 }];
+  area(all, values, i, x, y, look) {
+    const steps = all.length > 1 ? all : [all[0], { step: all[0].step + 1 }];
     const row = (k) => values[Math.min(k, values.length - 1)];
     const up = steps.map((r, k) => `${x(r.step)} ${y(row(k)[i])}`), down = steps.map((r, k) => `${x(r.step)} ${y(i ? row(k)[i - 1] : 0)}`).reverse();
     return [s("path", { class: `area f${look}`, d: `M${up.join("L")}L${down.join("L")}Z` })];

@@ -2,7 +2,7 @@
 
 const REFRESH_MS = 2000, LONG_POLL_MS = 25000, JOBS = 50, NODES = 24, ROWS = 10, WORKERS = 25, STEPS_KEPT = 2048;
 const LOG_TAIL_BYTES = 256 << 10, LOG_KEPT_CHARS = 1 << 20, LINE_CHARS = 10000;
-const API = "/api/furlong", ids = encodeURIComponent;
+const ENDS = ["SUCCEEDED", "FAILED", "STOPPED"], API = "/api/furlong", ids = encodeURIComponent;
 const jobLink = (id) => h("a", { href: `#/jobs/${ids(id)}` }, name(id));
 
 const query = (o) => Object.entries(o).filter(([, v]) => v !== "").map(([k, v]) => `${k}=${ids(v)}`).join("&");
@@ -57,7 +57,7 @@ function drawNotices(st) {
 }
 
 const counts = (o) => Object.entries(o).map(([k, v]) => `${whole(v)} ${k}`).join(", ") || "none";
-function amount(what, v) { return what.includes("memory") ? bytes(v) : +v.toFixed(2) + ""; }
+function amount(what, v) { return what.includes("memory") ? bytes(v) : v.toLocaleString("en-US", { maximumFractionDigits: 2 }); }
 
 function drawCluster(st) {
   const facts = [
@@ -75,7 +75,7 @@ function drawCluster(st) {
   const more = st.waiting.length - 20, waiting = st.waiting.slice(0, 20);
   if (more > 0) waiting.push({ more });
   sync(el("waiting"), waiting, (w) => (w.group || "") + (w.job || "more"), (w) => w.more
-    ? h("li", { class: "soft" }, `… and ${whole(w.more)} more`) : h("li", {}, jobLink(w.job), `: ${w.what}. ${w.why}`));
+    ? h("li", { class: "soft" }, `… and ${whole(w.more)} more`) : h("li", {}, jobLink(w.job), `: ${w.what}. `, name(w.why)));
 }
 
 const jobsView = listView({
@@ -87,7 +87,7 @@ const jobsView = listView({
     sync(list, rows, (j) => j.submission_id, (j) => h("tr", { role: "row" },
       h("th", { scope: "row", role: "rowheader" }, jobLink(j.submission_id)), cell("Status", {}, state(j.status)), cell("Started", {}, when(j.start_time)),
       cell("Took", { class: "n" }, j.took), cell("Exit", { class: "n" }, j.exit_code === null ? null : String(j.exit_code)),
-      cell("Command", { class: "cut", title: j.entrypoint }, name(j.entrypoint))));
+      cell("Command", { class: "cut", title: plain(j.entrypoint) }, name(j.entrypoint))));
   },
 });
 
@@ -98,9 +98,10 @@ function processItem(p) {
 }
 
 function deviceItem(d) {
-  const about = [d.memory_bytes ? bytes(d.memory_bytes) : null, d.logical ? "logical" : null, d.uuid && d.uuid !== d.id ? d.uuid.slice(0, 12) : null].filter(Boolean).join(" · ");
+  const about = [d.memory_bytes ? bytes(d.memory_bytes) : null, d.logical ? "logical" : null].filter(Boolean).join(" · ");
+  const uuid = d.uuid && d.uuid !== d.id ? h("p", { class: "procs uuid soft", title: plain(d.uuid) }, name(d.uuid)) : null;
   const held = d.leases && !d.processes.length ? h("p", { class: "procs soft" }, "given away, no process yet") : null;
-  return h("li", { class: d.leases || d.processes.length ? "used" : null }, h("span", { class: "id" }, "GPU ", name(d.id)), about ? h("span", { class: "soft" }, ` ${about}`) : null,
+  return h("li", { class: d.leases || d.processes.length ? "used" : null }, h("span", { class: "id" }, "GPU ", name(d.id)), about ? h("span", { class: "soft" }, ` ${about}`) : null, uuid,
     d.processes.length ? h("ul", { class: "procs" }, ...d.processes.map(processItem)) : held || h("p", { class: "procs soft" }, "free"));
 }
 
@@ -112,7 +113,7 @@ function nodeItem(n) {
     : meter(`Memory, ${bytes(n.memory_available)} available`, in_use, n.memory_total, `${bytes(in_use)} of ${bytes(n.memory_total)}`);
   return h("li", { class: "node" },
     h("div", { class: "head" }, h("h2", { id }, name(n.name)), state(n.state)),
-    h("p", { class: "sub" }, name(n.address), `${cpu} · load ${n.load.toFixed(2)} · heard ${n.age}`, labels ? ` · ${labels}` : "", n.why ? h("span", { class: "error" }, ` ${n.why}`) : null),
+    h("p", { class: "sub" }, name(n.address), `${cpu} · load ${n.load.toFixed(2)} · heard ${n.age}`, labels ? " · " : "", labels ? name(labels) : "", n.why ? h("span", { class: "error" }, " ", name(n.why)) : null),
     memory,
     n.devices.length ? h("h3", {}, "Devices") : null,
     n.devices.length ? h("ul", { class: "devices" }, ...n.devices.map(deviceItem)) : null,
@@ -137,7 +138,7 @@ const PHASES = [
 ];
 const perf = (r, what) => r[`perf/${what}_time`];
 const phase = (p) => (r) => p.keys.some((k) => isNumber(perf(r, k))) ? p.keys.reduce((sum, k) => sum + (perf(r, k) || 0), 0) : null;
-const other = (r) => Math.max(0, (perf(r, "step") || 0) - PHASES.reduce((sum, p) => sum + (phase(p)(r) || 0), 0));
+const other = (r) => !isNumber(perf(r, "step")) ? null : Math.max(0, perf(r, "step") - PHASES.reduce((sum, p) => sum + (phase(p)(r) || 0), 0));
 const updated = (r) => Boolean(r.transfer_mode) || r["perf/update_weights_bytes"] > 0;
 const ofUpdate = (what) => (r) => updated(r) ? perf(r, what) : null;
 
@@ -153,16 +154,16 @@ const STEP_COLUMNS = [
   ["Length", (r) => figure(r.response_len_mean, 1)], ["Version", (r) => whole(r.weights_version)], ["Whole", (r) => fixed(perf(r, "step"))],
   ...PHASES.map((p) => [p.name[0].toUpperCase() + p.name.slice(1), (r) => fixed(phase(p)(r))]),
   ["Log-prob gap", (r) => figure(r.train_rollout_logprob_abs_diff)], ["Clean", (r) => r.clean === false ? "no" : r.clean ? "yes" : DASH],
-  ["Why not", (r) => Object.entries(r.unclean_why || {}).map(([k, v]) => `${k}: ${v}`).join("; ")],
+  ["Why not", (r) => Object.entries(r.unclean_why || {}).map(([k, v]) => plain(`${k}: ${v}`)).join("; ")],
 ];
 const predicted = (r) => perf(r, "update_weights_predicted");
 const rate = (r) => { const t = perf(r, "update_weights_move"), b = r["perf/update_weights_bytes"]; return t > 0 && b > 0 ? `${bytes(b / t)}/s` : DASH; };
 const UPDATE_COLUMNS = [
-  ["Step", (r) => whole(r.step)], ["Version", (r) => whole(r.weights_version)], ["Mode", (r) => r.transfer_mode || DASH], ["Bytes", (r) => bytes(r["perf/update_weights_bytes"])],
+  ["Step", (r) => whole(r.step)], ["Version", (r) => whole(r.weights_version)], ["Mode", (r) => plain(r.transfer_mode || DASH)], ["Bytes", (r) => bytes(r["perf/update_weights_bytes"])],
   ["Predicted", (r) => seconds(predicted(r))], ["Moved in", (r) => seconds(perf(r, "update_weights_move"))],
   ["Of predicted", (r) => predicted(r) > 0 ? `${(perf(r, "update_weights_move") / predicted(r)).toFixed(2)} ×` : DASH], ["Rate", rate],
   ["Engines' pause", (r) => seconds(perf(r, "update_weights_pause"))], ["Whole", (r) => seconds(perf(r, "update_weights"))], ["Engines updated", (r) => whole(r.engines_updated)],
-  ["Left behind", (r) => whole(r.engines_left_behind)], ["Who and why", (r) => r.unclean_why?.update_weights || ""],
+  ["Left behind", (r) => whole(r.engines_left_behind)], ["Who and why", (r) => plain(r.unclean_why?.update_weights || "")],
 ];
 const LEFT = new Set(["Mode", "Clean", "Why not", "Who and why"]);
 
@@ -180,8 +181,8 @@ function drawRows(body, box, rows, columns, view, what, shownStep) {
 
 /* Output of programs as it would look in the end: without colours, and of a line that was overwritten the last. */
 function readable(line) {
-  const plain = line.replace(/\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-_])/g, "").replace(/\r+$/, "");
-  const last = plain.slice(plain.lastIndexOf("\r") + 1);
+  const bare = line.replace(/\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-_])/g, "").replace(/\r+$/, "");
+  const last = plain(bare.slice(bare.lastIndexOf("\r") + 1));
   return last.length > LINE_CHARS ? `${last.slice(0, LINE_CHARS)} … and ${whole(last.length - LINE_CHARS)} more characters` : last;
 }
 
@@ -209,7 +210,7 @@ class LogView {
 
   add(text) {
     const lines = (this.open + text).split("\n");
-    this.open = lines.pop();
+    this.open = lines.pop().slice(-LOG_KEPT_CHARS); /* a line without an end has one here */
     if (lines.length) {
       const node = document.createTextNode(lines.map(readable).join("\n") + "\n");
       this.box.insertBefore(node, this.rest);
@@ -245,7 +246,7 @@ class LogView {
       this.cut = false;
     }
     if (text) this.add(text);
-    const over = ["SUCCEEDED", "FAILED", "STOPPED"].includes(headers.get("X-Furlong-State"));
+    const over = ENDS.includes(headers.get("X-Furlong-State"));
     if (!body.length && over && !this.open && !this.chars) this.note("It wrote nothing.");
     return !body.length && over ? null : 0;
   }
@@ -299,9 +300,9 @@ class JobView {
     const facts = [
       ["Status", o.status], ["Started", when(o.start_time)], [over ? "Took" : "Runs for", o.start_time ? lasting((o.end_time || o.now_ms) - o.start_time) : DASH],
       ["Exit code", o.exit_code === null ? DASH : String(o.exit_code)], ["Driver's attempt", String(o.driver_attempt)], ["Driver at", o.driver_address || DASH],
-      ["Run folder", o.run_dir || DASH], ["Command", o.entrypoint], ["Message", o.message || DASH],
+      ["Run folder", o.run_dir], ["Command", o.entrypoint], ["Message", o.message],
     ];
-    sync(el("job-facts"), facts, (f) => f[0], ([k, v]) => {
+    sync(el("job-facts"), facts.filter(([, v]) => v), (f) => f[0], ([k, v]) => {
       const f = fact(k, k === "Status" ? state(v) : k === "Command" ? h("code", {}, name(v)) : name(v));
       if (["Command", "Message", "Run folder"].includes(k)) f.className = "wide";
       if (k === "Message") f.lastChild.className = o.status === "FAILED" ? "error" : "";
@@ -314,26 +315,28 @@ class JobView {
     el("workers-empty").hidden = o.workers.length > 0;
     sync(el("workers"), o.workers, (w) => `${w.role} ${w.rank}`, (w) => h("tr", { role: "row" },
       h("th", { scope: "row", role: "rowheader" }, name(`${w.role} ${w.rank}`)), cell("State", {}, state(w.state)), cell("Node", {}, w.node && name(w.node)),
-      cell("Devices", {}, w.devices.join(", ")), cell("Pid", { class: "n" }, w.pid && String(w.pid)), cell("Attempt", { class: "n" }, String(w.attempt)),
+      cell("Devices", {}, plain(w.devices.join(", "))), cell("Pid", { class: "n" }, w.pid && String(w.pid)), cell("Attempt", { class: "n" }, String(w.attempt)),
       cell("Peak memory", { class: "n" }, w.peak_bytes ? bytes(w.peak_bytes) : null), cell("Last end", {}, w.why && name(w.why))));
     pager(el("workers-pager"), { first: o.first, shown: o.workers.length, found: o.workers_found, total: o.workers_found, count: WORKERS, what: "processes", turn: (f) => { this.first = f; current.wake(); } });
     sync(el("groups"), o.groups, (g) => g.id, (g) => h("div", {}, h("h3", {}, g.driver ? "The driver's own resources" : "Placement group ", g.driver ? null : h("code", {}, g.id.slice(0, 8))),
-      h("p", {}, state(g.state), ` ${whole(g.bundles)} ${g.bundles === 1 ? "bundle" : "bundles"}${g.why ? `. ${g.why}` : ""}`), g.layout ? h("pre", { tabindex: "0", role: "region", "aria-label": "Layout" }, g.layout) : null));
+      h("p", {}, state(g.state), ` ${whole(g.bundles)} ${g.bundles === 1 ? "bundle" : "bundles"}`, g.why ? ". " : "", g.why ? name(g.why) : ""), g.layout ? h("pre", { tabindex: "0", role: "region", "aria-label": "Layout" }, plain(g.layout)) : null));
   }
 
   async explain(o, signal) { /* a replay of the solver: only when something about it has changed */
-    const now = JSON.stringify([o.term, o.status, o.groups.map((g) => [g.id, g.state, g.why])]);
+    const now = JSON.stringify([o.term, o.status, o.decisions, o.groups.map((g) => [g.id, g.state, g.why])]);
     if (this.explained === now) return;
     this.explained = now;
-    let list = [], none = "This job asked for no placement, or no decision is kept any more.";
+    const none = "This job asked for no placement, or no decision is kept any more.";
+    let list = [];
     try {
-      list = (await askJson(`${API}/explain/${ids(this.id)}`, { signal })).decisions;
+      if (o.decisions) list = (await askJson(`${API}/explain/${ids(this.id)}`, { signal })).decisions;
     } catch (e) {
-      if (!(e instanceof Refused && e.status === 404)) { this.explained = null; throw e; }
+      this.explained = null;
+      throw e;
     }
     sync(el("explain"), list.length ? list.slice(-5).reverse() : [{ none }], (d) => d.none ? "none" : `${d.group} ${d.seq}`, (d) => d.none ? h("p", { class: "soft" }, d.none)
       : h("div", {}, h("p", {}, h("strong", {}, d.decision), ` at record ${whole(d.seq)}. Asked: ${d.asked}.${d.same ? "" : " This head's solver decides otherwise than it did then."}`),
-        h("pre", { tabindex: "0", role: "region", "aria-label": `Decision at record ${d.seq}` }, d.text || "No reasons were kept.")));
+        h("pre", { tabindex: "0", role: "region", "aria-label": `Decision at record ${d.seq}` }, plain(d.text || "No reasons were kept."))));
   }
 
   async stepTurn(signal) {
@@ -347,7 +350,7 @@ class JobView {
       this.drawSteps();
     }
     if (back) return 0;
-    return !o.steps.length && o.exit_code !== null ? null : 0;
+    return !o.steps.length && ENDS.includes(o.state) ? null : 0;
   }
 
   drawSteps() {

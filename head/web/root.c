@@ -9,6 +9,5 @@ void web_root(void *head, struct http_req *req)
                       "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
                       "require-trusted-types-for 'script'; trusted-types 'none'");
     http_reply_header(req, "Referrer-Policy", "no-referrer");
-    http_reply_header(req, "Cross-Origin-Opener-Policy", "same-origin");
     http_reply_bytes(req, 200, "text/html; charset=utf-8", web_page.html);
 }

@@ -359,6 +359,10 @@ static void refuses(void **state)
     static const char *const cross[] = { "Origin: http://evil.example", NULL };
     static const char *const same[] = { "Sec-Fetch-Site: same-origin", NULL };
     static const char *const fetched[] = { "Sec-Fetch-Site: cross-site", NULL };
+    static const char *const link[] = { "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate",
+                                        "Sec-Fetch-Dest: document", NULL };
+    static const char *const framed[] = { "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate",
+                                          "Sec-Fetch-Dest: iframe", NULL };
     static const char *const rebound[] = { "Host: evil.example", NULL };
     static const struct {
         const char *name, *method, *path, *body;
@@ -370,6 +374,9 @@ static void refuses(void **state)
         { "another method", "POST", "/keep", NULL, NULL, 405, "POST is not for /keep" },
         { "another site's page", "GET", "/echo", NULL, cross, 403, "another site" },
         { "another site's page, no Origin", "GET", "/echo", NULL, fetched, 403, "another site" },
+        { "a link on another site", "GET", "/echo", NULL, link, 200, "" },
+        { "the same, but a form", "POST", "/json", "{}", link, 403, "another site" },
+        { "a frame in another site", "GET", "/echo", NULL, framed, 403, "another site" },
         { "this site's page", "GET", "/echo", NULL, same, 200, "" },
         { "a name that is not ours", "GET", "/open", NULL, rebound, 403,
           "evil.example is no name of this server" },

@@ -53,7 +53,7 @@ class Browser:
         return self.call("POST", "/execute/sync", {"script": script, "args": list(args)})
 
     def text(self, selector):
-        return self.js("const e = document.querySelector(arguments[0]); return e && e.offsetParent !== null ? e.innerText : ''", selector)
+        return self.js("const e = document.querySelector(arguments[0]); return e && e.checkVisibility() ? e.innerText : ''", selector)
 
     def texts(self, selector):
         return self.js("return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", selector)
@@ -70,7 +70,7 @@ class Browser:
 
     def wait_text(self, selector, text, seconds=20):
         return self.wait(f"{text!r} in {selector}", "const e = document.querySelector(arguments[0]);"
-                         "return Boolean(e && e.offsetParent !== null && e.innerText.includes(arguments[1]))", selector, text, seconds=seconds)
+                         "return Boolean(e && e.checkVisibility() && e.innerText.includes(arguments[1]))", selector, text, seconds=seconds)
 
     def keys(self, *names):
         """Presses and releases each of them, as a person would."""

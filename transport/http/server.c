@@ -79,6 +79,17 @@ static void refuse(struct http_req *req, unsigned status, const char *fmt, ...)
     va_end(ap);
 }
 
+/* A person followed a link on another site: what comes is shown in a window of its own, and that
+ * site cannot read it. A frame or a script of theirs says otherwise here. */
+static bool followed_link(const struct http_req *req)
+{
+    const char *mode = http_req_header(req, "Sec-Fetch-Mode");
+    const char *dest = http_req_header(req, "Sec-Fetch-Dest");
+
+    return strcmp(req->method, "GET") == 0 && mode && strcasecmp(mode, "navigate") == 0 && dest &&
+           strcasecmp(dest, "document") == 0;
+}
+
 /* A page of another site must not make a browser speak to us, whatever it asks for. */
 static bool from_here(struct http_req *req)
 {
@@ -92,7 +103,8 @@ static bool from_here(struct http_req *req)
                host);
         return false;
     }
-    if (!http_origin_ok(origin, host) || (site && strcasecmp(site, "cross-site") == 0)) {
+    if (!http_origin_ok(origin, host) ||
+        (site && strcasecmp(site, "cross-site") == 0 && !followed_link(req))) {
         refuse(req, 403, "a page of another site (Origin %.100s) may not ask here",
                origin ? origin : "hidden");
         return false;
