@@ -97,6 +97,10 @@ struct furlong_data {
 void furlong_reply(struct furlong_call *c, const void *body, size_t bytes);
 void furlong_reply_data(struct furlong_call *c, const struct furlong_data *d);
 void furlong_refuse(struct furlong_call *c, const struct fl_err *why); /* why: status not FL_OK */
+/* The event's blob, to keep past the answer: the program's from here on. NULL: it had none, or it was
+ * taken before. */
+void *furlong_take_blob(struct furlong_call *c);
+void furlong_blob_free(void *blob); /* NULL is fine */
 bool furlong_unwanted(const struct furlong_call *c); /* the caller cancelled or is gone: work on it is lost */
 
 /* ---- asking others ---------------------------------------------------------------------------*/

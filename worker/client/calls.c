@@ -287,6 +287,22 @@ enum fl_status furlong_next(struct furlong *f, uint32_t lane, uint32_t wait_ms,
     return FL_OK;
 }
 
+void *furlong_take_blob(struct furlong_call *c)
+{
+    void *blob;
+
+    if (client_here(c->f, NULL) != FL_OK)
+        return NULL;
+    blob = c->blob;
+    c->blob = NULL;
+    return blob;
+}
+
+void furlong_blob_free(void *blob)
+{
+    client_blob_free(blob);
+}
+
 bool furlong_unwanted(const struct furlong_call *c)
 {
     return client_here(c->f, NULL) != FL_OK || atomic_load(&c->unwanted);

@@ -1,0 +1,134 @@
+"""Weights that move: a trainer offers them, engines accept them.
+
+    w = run.weights.offer(model.state_dict())      # copied into the plane's memory once
+    w.publish(0)
+    w.begin(1); ...write w.data(name)...; w.publish(1)
+
+    w = run.weights.accept({name: ("BF16", shape)})
+    w.commit(event)                                # then w.data(name) serves the new version
+
+What data() and last() give is a view: torch.from_dlpack(view), numpy.asarray(view), view.pointer. Its memory is the
+plane's own: good until the next begin() of a trainer, of an engine until the commit after the next one has begun."""
+from . import _core
+
+_FLOAT8 = {"torch.float8_e4m3fn": "F8_E4M3", "torch.float8_e5m2": "F8_E5M2"}
+
+
+class Shard:
+    """A box of a whole tensor: `data` (or a (dtype, shape) pair) lies at `at` of a tensor of `shape`."""
+
+    def __init__(self, data, shape, at):
+        self.data, self.shape, self.at = data, tuple(shape), tuple(at)
+
+
+def _shape_entry(name, dtype, shape):
+    return (name, None, dtype, tuple(shape), None, None)
+
+
+def _entry(name, t):
+    whole = None
+    if isinstance(t, Shard):
+        whole, t = t, t.data
+    if isinstance(t, (tuple, list)):
+        data, dtype, shape = (None, *t) if len(t) == 2 else t
+    else:
+        data, dtype, shape = t, None, tuple(t.shape) if hasattr(t, "shape") else None
+        if hasattr(t, "detach"):
+            data = t.detach()
+            dtype = _FLOAT8.get(str(t.dtype))
+            if dtype:
+                import torch
+                data = data.view(torch.uint8)
+    if whole is None:
+        return (name, data, dtype, shape, None, None)
+    if shape is None:
+        raise TypeError(f"{name}: a shard needs data with a shape, or (dtype, shape)")
+    return (name, data, dtype, whole.shape, whole.at, tuple(shape))
+
+
+def _entries(named):
+    items = named.items() if hasattr(named, "items") else named
+    return [_entry(name, t) for name, t in items]
+
+
+def _spec_entries(named):
+    """Type and shape alone: an engine's memory is filled by the first update."""
+    return [(name, None, dtype or _core_dtype(name, data), shape, at, length)
+            for name, data, dtype, shape, at, length in _entries(named)]
+
+
+def _core_dtype(name, data):
+    names = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16", "torch.int64": "I64",
+             "torch.int32": "I32", "torch.uint8": "U8", "float32": "F32", "float16": "F16", "int64": "I64",
+             "int32": "I32", "uint8": "U8"}
+    found = names.get(str(getattr(data, "dtype", None)))
+    if not found:
+        raise TypeError(f"{name}: no type that travels; give (dtype, shape) with one of {sorted(set(names.values()))}")
+    return found
+
+
+class Weights:
+    """One set, offered or accepted."""
+
+    def __init__(self, core):
+        self._core = core
+
+    @property
+    def names(self):
+        return self._core.names
+
+    def __len__(self):
+        return len(self._core.names)
+
+    def data(self, name):
+        """The version in hand (trainer), the one that serves (engine); None while none does. By name or number."""
+        return self._core.data(name)
+
+    def last(self, name):
+        """The version published last; of an engine, as data()."""
+        return self._core.last(name)
+
+    @property
+    def version(self):
+        """None: none yet, or none that serves."""
+        v = self._core._version()
+        return v and v[0]
+
+    @property
+    def digest(self):
+        """Of all ranks' tensors together, 32 hex digits; an engine knows it. None with no version."""
+        v = self._core._version()
+        return v and f"{v[1]:016x}{v[2]:016x}"
+
+    def begin(self, version, wait=120.0):
+        """Trainer: returns when nobody reads what will be written. Write all of data() before publish()."""
+        self._core._begin(version, wait)
+
+    def publish(self, version):
+        """Trainer: whole, and frozen until the next begin()."""
+        self._core._publish(version)
+
+    def commit(self, event):
+        """Engine: answers a commit event; data() is the new version's."""
+        self._core.commit(event)
+
+    def drop(self):
+        """Leaves the plane. Refused while views of it are held."""
+        self._core.drop()
+
+
+class Plane:
+    """run.weights"""
+
+    def __init__(self, run):
+        self._run = run
+
+    def offer(self, named, set="policy", slots=0, fixed_addresses=False, stream=None):
+        """named: name -> tensor with its first values (torch, numpy, a buffer, anything with DLPack), a Shard,
+        (dtype, shape) for zeros, or (pointer, dtype, shape)."""
+        return Weights(self._run._weights(True, set, _entries(named), slots, fixed_addresses, stream, False, None))
+
+    def accept(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, check_equal=False, local_dir=None):
+        """named: name -> (dtype, shape), a Shard of that, or a tensor whose type and shape are taken."""
+        return Weights(self._run._weights(False, set, _spec_entries(named), slots, fixed_addresses, stream, check_equal,
+                                          local_dir))
