@@ -518,11 +518,11 @@ static void asks_cancel(struct client_sync *s)
     struct furlong_asks *a = container_of(s, struct asks_ending, sync)->a;
     struct asks_one *one, *next;
 
-    a->ending = s;
     for (one = a->ring.next; one != &a->ring; one = next) {
         next = one->next;
         client_ask_cancel(&one->ask);
     }
+    a->ending = s; /* not before: the end of the last one would let a go while it is still read here */
     asks_end_if_empty(a);
 }
 
