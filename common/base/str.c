@@ -200,3 +200,29 @@ bool fl_name_is_secret(const char *name)
             return true;
     return strcasecmp(name, "key") == 0;
 }
+
+size_t fl_utf8_len(const char *text, size_t len)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    uint32_t c;
+    size_t n;
+
+    if (!len || p[0] < 0x80)
+        return len != 0;
+    n = p[0] >= 0xc2 && p[0] < 0xe0   ? 2
+        : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
+        : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
+                                      : 0;
+    if (!n || n > len)
+        return 0;
+    c = p[0] & (0x7fu >> n);
+    for (size_t i = 1; i < n; i++) {
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+        c = c << 6 | (p[i] & 0x3f);
+    }
+    if ((n == 3 && (c < 0x800 || (c >= 0xd800 && c < 0xe000))) ||
+        (n == 4 && (c < 0x10000 || c > 0x10ffff)))
+        return 0;
+    return n;
+}

@@ -30,5 +30,7 @@ enum fl_status fl_parse_f64(const char *text, double min, double max, double *ou
 enum fl_status fl_parse_bytes(const char *text, uint64_t max, uint64_t *out, struct fl_err *err);
 const char *fl_bytes_text(char out[16], uint64_t bytes); /* "1.5 GiB"; returns out */
 
+/* Bytes of the character that text begins with; 0: that is no UTF-8 (overlong, surrogate, cut). */
+size_t fl_utf8_len(const char *text, size_t len);
 unsigned fl_edit_distance(const char *a, const char *b); /* for "did you mean" */
 bool fl_name_is_secret(const char *name); /* of a variable or flag whose value is masked */

@@ -22,7 +22,7 @@ TABLE = {
     "placement": (BASE | {"placement"}, set()),
     "kernels": (BASE | {"common/gpu", "kernels"}, {"cuda"}),
     "transport": ({"common", "include", "kernels", "transport"}, {"protobuf-c"}),
-    "transport/http": ({"common", "include", "transport"}, {"curl", "microhttpd", "wslay"}),
+    "transport/http": ({"common", "include", "transport"}, {"curl", "microhttpd", "wslay", "openssl"}),
     "transport/link": ({"common", "include", "kernels", "transport"}, {"protobuf-c", "nccl", "cuda"}),
     "transport/fmt": ({"common", "include", "transport/fmt"}, {"zstd"}),
     "worker": ({"common", "include", "kernels", "transport", "worker"}, {"zip", "openssl", "protobuf-c"}),

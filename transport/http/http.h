@@ -30,6 +30,9 @@ struct http_config { /* copied, but for the routes */
     /* Asked for each request whose route is not open; bearer is NULL without one. NULL: a request
      * from loopback is let in, any other is refused. */
     bool (*allowed)(void *arg, struct http_req *req, const char *bearer, bool from_loopback);
+    /* Asked first of all, for every request: the status of a refusal, or 0; text is its body. NULL: none. */
+    unsigned (*refuses)(void *arg, struct http_req *req, char *text, size_t cap);
+    bool plain_errors; /* what the server itself refuses is told as text/plain, in aiohttp's words where it has some */
 };
 /* Binds and listens. FL_EXISTS: the port is taken; FL_UNREACHABLE: no interface has that address. */
 enum fl_status http_server_create(struct fl_loop *l, const struct http_config *c,
@@ -44,6 +47,12 @@ const char *http_req_param(const struct http_req *req, const char *name);  /* of
 const char *http_req_query(const struct http_req *req, const char *name);  /* decoded, or NULL    */
 const char *http_req_header(const struct http_req *req, const char *name); /* any case, or NULL   */
 struct fl_bytes http_req_body(const struct http_req *req);                 /* ends in a NUL past len */
+const char *http_req_cookie(const struct http_req *req, const char *name); /* or NULL */
+/* The body becomes the caller's: free(). NULL with *len 0: there is none. */
+char *http_req_take_body(struct http_req *req, size_t *len);
+/* Each value of a name that the query may have several times, in its order. */
+void http_req_each_query(const struct http_req *req, const char *name,
+                         void (*each)(void *arg, const char *value), void *arg);
 bool http_req_from_loopback(const struct http_req *req);
 /* A whole number of the query, or absent when the name is not there. FL_INVALID names it. */
 enum fl_status http_req_number(const struct http_req *req, const char *name, uint64_t absent,
@@ -58,10 +67,12 @@ void *http_req_gone_arg(const struct http_req *req);
 /* One of these answers, once; req is gone when it returns. */
 void http_reply_json(struct http_req *req, unsigned status, json_t *take); /* NULL: no memory, 500 */
 void http_reply_bytes(struct http_req *req, unsigned status, const char *content_type,
-                      struct fl_bytes bytes);
+                      struct fl_bytes bytes); /* content_type NULL: none is told */
 void http_reply_error(struct http_req *req, unsigned status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4))); /* {"error": "one sentence"} */
 void http_reply_fail(struct http_req *req, const struct fl_err *err); /* status from err->status */
+void http_reply_text(struct http_req *req, unsigned status, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4))); /* text/plain, at most 4 KiB */
 /* A header of the answer to come; before it is given. */
 void http_reply_header(struct http_req *req, const char *name, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -77,6 +88,23 @@ void http_reply_end(struct http_req *req);
 void http_reply_cut(struct http_req *req);
 
 unsigned http_status_of(enum fl_status st);
+
+/* ==== WebSocket =================================================================================== */
+struct http_ws;
+struct http_ws_user {
+    /* After FL_AGAIN: less than half of the bound waits. */
+    void (*more)(void *arg, struct http_ws *ws);
+    /* Closed, by either side, or the server ends: ws dies when it returns. Never from inside a call. */
+    void (*gone)(void *arg, struct http_ws *ws);
+};
+/* Answers req with 101; what a client sends is read and thrown away. FL_INVALID: it asked for no
+ * WebSocket, or wrongly; then req is still to be answered. user is the caller's and stays. */
+enum fl_status http_ws_accept(struct http_req *req, const struct http_ws_user *user, void *arg,
+                              struct http_ws **out, struct fl_err *err);
+/* One text frame; text must be UTF-8. FL_AGAIN past 256 KiB waiting: nothing was taken. */
+enum fl_status http_ws_text(struct http_ws *ws, struct fl_bytes text, struct fl_err *err);
+/* What waits is sent, then the close frame; gone() follows. Again: nothing more. */
+void http_ws_close(struct http_ws *ws, uint16_t code);
 
 /* ==== client ====================================================================================== */
 struct http_ask {

@@ -7,6 +7,9 @@
 #include "common/conf/json.h"
 #include "transport/http/server_priv.h"
 
+#define JSON_TYPE "application/json; charset=utf-8"
+#define TEXT_TYPE "text/plain; charset=utf-8"
+
 /* ---- what was asked */
 
 const char *http_req_method(const struct http_req *req)
@@ -40,6 +43,47 @@ const char *http_req_header(const struct http_req *req, const char *name)
 struct fl_bytes http_req_body(const struct http_req *req)
 {
     return (struct fl_bytes){ req->body ? req->body : "", req->body_len };
+}
+
+const char *http_req_cookie(const struct http_req *req, const char *name)
+{
+    return MHD_lookup_connection_value(req->conn, MHD_COOKIE_KIND, name);
+}
+
+char *http_req_take_body(struct http_req *req, size_t *len)
+{
+    char *body = req->body;
+
+    *len = req->body_len;
+    req->server->bodies_bytes -= req->body_cap;
+    req->body = NULL;
+    req->body_len = req->body_cap = 0;
+    return body;
+}
+
+struct query_walk {
+    const char *name;
+    void (*each)(void *arg, const char *value);
+    void *arg;
+};
+
+static enum MHD_Result on_query(void *arg, enum MHD_ValueKind kind, const char *key,
+                                const char *value)
+{
+    struct query_walk *w = arg;
+
+    (void)kind;
+    if (strcmp(key, w->name) == 0)
+        w->each(w->arg, value ? value : "");
+    return MHD_YES;
+}
+
+void http_req_each_query(const struct http_req *req, const char *name,
+                         void (*each)(void *arg, const char *value), void *arg)
+{
+    struct query_walk w = { name, each, arg };
+
+    MHD_get_connection_values(req->conn, MHD_GET_ARGUMENT_KIND, on_query, &w);
 }
 
 bool http_req_from_loopback(const struct http_req *req)
@@ -99,6 +143,10 @@ void http_req_left(struct http_req *req)
     void (*gone)(void *arg, struct http_req *r) = req->gone;
 
     hangup_stop(req);
+    if (req->ws) {
+        http_ws_lost(req->ws);
+        req->ws = NULL;
+    }
     if (req->state != HTTP_HANDLED && req->state != HTTP_STREAMING)
         return;
     req->state = HTTP_LEFT;
@@ -156,14 +204,15 @@ void http_reply_header(struct http_req *req, const char *name, const char *fmt, 
             *p = ' '; /* a line end would begin a header of somebody else's choice */
 }
 
-static void set_response(struct http_req *req, unsigned status, const char *type,
-                         struct MHD_Response *r)
+void http_set_response(struct http_req *req, unsigned status, const char *type,
+                       struct MHD_Response *r)
 {
     assert(req->state == HTTP_READING || req->state == HTTP_HANDLED);
     req->response = r;
     req->status = status;
     if (r) {
-        MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+        if (type)
+            MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
         MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
         MHD_add_response_header(r, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
         for (unsigned i = 0; i < req->n_headers; i++)
@@ -171,9 +220,9 @@ static void set_response(struct http_req *req, unsigned status, const char *type
     }
 }
 
-static void answered(struct http_req *req, enum http_state state)
+void http_answered(struct http_req *req, enum http_state state)
 {
-    if (state == HTTP_ANSWERED) {
+    if (state != HTTP_STREAMING) {
         hangup_stop(req);
         req->gone = NULL;
     }
@@ -199,13 +248,24 @@ static struct MHD_Response *text_response(char *text_take, size_t len)
     return MHD_create_response_from_buffer(len, text_take, MHD_RESPMEM_MUST_FREE);
 }
 
-void http_set_error(struct http_req *req, unsigned status, const char *text)
+static void json_error(struct http_req *req, unsigned status, const char *text)
 {
     json_t *j = json_pack("{s:s}", "error", text);
     char *out = j ? json_dumps(j, JSON_COMPACT) : NULL;
 
     json_decref(j);
-    set_response(req, status, "application/json", out ? text_response(out, strlen(out)) : NULL);
+    http_set_response(req, status, JSON_TYPE, out ? text_response(out, strlen(out)) : NULL);
+}
+
+void http_set_error(struct http_req *req, unsigned status, const char *text)
+{
+    if (req->server->c.plain_errors) {
+        http_set_response(req, status, TEXT_TYPE,
+                          MHD_create_response_from_buffer(strlen(text), (void *)(uintptr_t)text,
+                                                          MHD_RESPMEM_MUST_COPY));
+        return;
+    }
+    json_error(req, status, text);
 }
 
 void http_reply_json(struct http_req *req, unsigned status, json_t *take)
@@ -215,20 +275,20 @@ void http_reply_json(struct http_req *req, unsigned status, json_t *take)
 
     json_decref(take);
     if (out)
-        set_response(req, status, "application/json", text_response(out, strlen(out)));
+        http_set_response(req, status, JSON_TYPE, text_response(out, strlen(out)));
     else
         http_set_error(req, 500, "no memory for the answer");
-    answered(req, HTTP_ANSWERED);
+    http_answered(req, HTTP_ANSWERED);
 }
 
 void http_reply_bytes(struct http_req *req, unsigned status, const char *content_type,
                       struct fl_bytes bytes)
 {
-    set_response(req, status, content_type,
-                 MHD_create_response_from_buffer(bytes.len,
-                                                 (void *)(uintptr_t)(bytes.data ? bytes.data : ""),
-                                                 MHD_RESPMEM_MUST_COPY));
-    answered(req, HTTP_ANSWERED);
+    http_set_response(
+        req, status, content_type,
+        MHD_create_response_from_buffer(
+            bytes.len, (void *)(uintptr_t)(bytes.data ? bytes.data : ""), MHD_RESPMEM_MUST_COPY));
+    http_answered(req, HTTP_ANSWERED);
 }
 
 void http_reply_error(struct http_req *req, unsigned status, const char *fmt, ...)
@@ -239,8 +299,19 @@ void http_reply_error(struct http_req *req, unsigned status, const char *fmt, ..
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    http_set_error(req, status, text);
-    answered(req, HTTP_ANSWERED);
+    json_error(req, status, text);
+    http_answered(req, HTTP_ANSWERED);
+}
+
+void http_reply_text(struct http_req *req, unsigned status, const char *fmt, ...)
+{
+    char text[4096];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    http_reply_bytes(req, status, TEXT_TYPE, (struct fl_bytes){ text, strlen(text) });
 }
 
 void http_reply_fail(struct http_req *req, const struct fl_err *err)
@@ -309,10 +380,10 @@ enum fl_status http_reply_start(struct http_req *req, unsigned status, const cha
 
     if (!r)
         return fl_fail(err, FL_EXHAUSTED, "no memory to answer %s", req->path);
-    set_response(req, status, content_type, r);
+    http_set_response(req, status, content_type, r);
     req->more = more;
     req->more_task.run = more_task;
-    answered(req, HTTP_STREAMING);
+    http_answered(req, HTTP_STREAMING);
     return FL_OK;
 }
 
@@ -387,6 +458,7 @@ void http_req_free(struct http_req *req)
     *(req->prev ? &req->prev->next : &req->server->reqs) = req->next;
     if (req->next)
         req->next->prev = req->prev;
+    req->server->bodies_bytes -= req->body_cap;
     free(req->body);
     free(req->stream);
     free(req);

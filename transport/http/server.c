@@ -133,13 +133,19 @@ static bool allowed(struct http_req *req)
 static void look(struct http_req *req)
 {
     const char *length = http_req_header(req, "Content-Length");
+    const struct http_config *c = &req->server->c;
     int64_t n;
     bool known;
 
-    if (!from_here(req))
+    req->early = c->refuses ? c->refuses(c->arg, req, req->early_text, sizeof(req->early_text)) : 0;
+    if (req->early || !from_here(req))
         return;
     req->route =
         http_route_find(req->server->c.routes, req->method, req->path, &req->params, &known);
+    if (!req->route && c->plain_errors) {
+        refuse(req, known ? 405 : 404, "%s", known ? "405: Method Not Allowed" : "404: Not Found");
+        return;
+    }
     if (!req->route) {
         refuse(req, known ? 405 : 404, known ? "%s is not for %.120s" : "there is no %s %.120s",
                req->method, req->path);
@@ -190,9 +196,15 @@ static bool take(struct http_req *req, const char *data, size_t n)
         char *p;
 
         cap = cap > req->body_len + n + 1 ? cap : req->body_len + n + 1;
+        if (req->server->bodies_bytes + cap - req->body_cap > HTTP_BODIES_MAX) {
+            refuse(req, 503, "bodies of %d MiB are being read already; try again",
+                   HTTP_BODIES_MAX >> 20);
+            return true;
+        }
         p = FL_FAULT("http.body") ? NULL : realloc(req->body, cap);
         if (!p)
             return false;
+        req->server->bodies_bytes += cap - req->body_cap;
         req->body = p;
         req->body_cap = cap;
     }
@@ -217,7 +229,7 @@ static enum MHD_Result handle(struct http_req *req)
     req->in_handler = true;
     req->route->handle(s->c.arg, req);
     req->in_handler = false;
-    if (req->state == HTTP_ANSWERED || req->state == HTTP_STREAMING)
+    if (req->state == HTTP_ANSWERED || req->state == HTTP_STREAMING || req->state == HTTP_UPGRADED)
         return http_req_answer(req);
     if (req->state == HTTP_LEFT) /* cut before it began */
         return MHD_NO;
@@ -254,6 +266,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *conn, const 
         return handle(req);
     case HTTP_ANSWERED:
     case HTTP_STREAMING:
+    case HTTP_UPGRADED:
         return http_req_answer(req); /* it slept, and has its answer now */
     default:
         return MHD_NO;
@@ -328,8 +341,8 @@ static enum fl_status start(struct http_server *s, int fd, struct fl_err *err)
 
     if (!FL_FAULT("http.start"))
         s->mhd = MHD_start_daemon(
-            MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_request, s,
-            MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
+            MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE, 0, NULL, NULL, on_request,
+            s, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
             MHD_OPTION_CONNECTION_LIMIT, s->c.connections_max, MHD_OPTION_CONNECTION_TIMEOUT,
             idle_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_MEMORY,
             MHD_OPTION_END);
@@ -420,6 +433,7 @@ void http_server_destroy(struct http_server *s)
     if (!s)
         return;
     if (s->mhd) {
+        http_ws_end_all(s);
         answer_the_rest(s);
         fl_watch_destroy(s->watch);
         MHD_stop_daemon(s->mhd);

@@ -13,7 +13,8 @@ enum {
     HTTP_CONNECTIONS = 256,
     HTTP_IDLE_MS = 30000,
     HTTP_CONNECTION_MEMORY = 64 << 10, /* headers of one request */
-    HTTP_STREAM_BYTES = 256 << 10
+    HTTP_STREAM_BYTES = 256 << 10,
+    HTTP_BODIES_MAX = 256 << 20, /* of all requests that are being read */
 };
 /* ---- route.c: pure */
 struct http_params {
@@ -37,6 +38,7 @@ enum http_state {
     HTTP_HANDLED,   /* the handler has it; without an answer so far            */
     HTTP_ANSWERED,  /* response is there, or goes                              */
     HTTP_STREAMING, /* response goes, and more of it is written                */
+    HTTP_UPGRADED,  /* its connection is a WebSocket's                         */
     HTTP_LEFT       /* the client is gone: the handler's is over               */
 };
 struct http_req {
@@ -67,6 +69,7 @@ struct http_req {
     bool stream_end, stream_full;
     void (*more)(void *arg, struct http_req *req);
     struct fl_task more_task;
+    struct http_ws *ws; /* that its socket will be, until it is */
 };
 struct http_server {
     struct fl_loop *loop;
@@ -79,6 +82,8 @@ struct http_server {
     struct fl_timer timer;
     struct fl_task kick;
     struct http_req *reqs;
+    struct http_ws *sockets;
+    size_t bodies_bytes;
     bool ending;
 };
 void http_kick(struct http_server *s); /* MHD has something to do */
@@ -88,3 +93,17 @@ void http_req_left(struct http_req *req);              /* tells the handler, onc
 void http_req_end(struct http_req *req);               /* the server goes: 503      */
 void http_req_free(struct http_req *req);
 void http_set_error(struct http_req *req, unsigned status, const char *text);
+void http_set_response(struct http_req *req, unsigned status, const char *type,
+                       struct MHD_Response *r);
+void http_answered(struct http_req *req, enum http_state state);
+/* ws.c */
+void http_ws_lost(struct http_ws *ws);
+void http_ws_end_all(struct http_server *s); /* 1001, and closed */
+void http_ws_accept_key(const char *key, char out[32]);
+struct http_ws_io { /* what frames come from and go to; a socket, but in the tests of the decoder */
+    ssize_t (*recv)(void *arg, void *buf, size_t len); /* -1 and EAGAIN: nothing there */
+    ssize_t (*send)(void *arg, const void *data, size_t len);
+    void *arg;
+};
+/* Reads all frames that io has, answers pings and close. FL_CORRUPT: they are none. */
+enum fl_status http_ws_feed(const struct http_ws_io *io, bool *closed);
