@@ -55,28 +55,42 @@ static enum fl_status from_here(char url[CLI_URL_BYTES], struct fl_err *err)
     return st;
 }
 
-/* A cluster that asks for no token does not mind one; one that does names what is missing. */
+static bool read_token(const char *path, char *out, size_t cap)
+{
+    char *text = NULL;
+    size_t len;
+
+    if (fl_file_read(path, 1024, &text, &len, NULL) != FL_OK)
+        return false;
+    text[strcspn(text, " \t\r\n")] = 0;
+    (void)fl_copy(out, cap, text);
+    free(text);
+    return *out != 0;
+}
+
+/* Ray's token first: a head that found it too asks for it from everybody, and takes it in place of
+ * the cluster's own. A cluster that asks for no token does not mind one. */
 void cli_token(char *out, size_t cap)
 {
-    const char *path = getenv("FURLONG_TOKEN_PATH"), *given = getenv("RAY_AUTH_TOKEN");
-    char at[FL_PATH_MAX], *text = NULL;
-    size_t len;
+    static const char *const named[] = { "RAY_AUTH_TOKEN_PATH", "FURLONG_TOKEN_PATH" };
+    const char *given = getenv("RAY_AUTH_TOKEN"), *home = getenv("HOME");
+    char at[FL_PATH_MAX], state[FL_PATH_MAX];
 
     *out = 0;
     if (given && *given) {
         (void)fl_copy(out, cap, given);
         return;
     }
-    if (path && *path)
-        (void)fl_copy(at, sizeof(at), path);
-    else if (fl_state_dir(NULL, at, NULL) != FL_OK ||
-             fl_copy(at + strlen(at), sizeof(at) - strlen(at), "/token") != strlen("/token"))
+    for (size_t i = 0; i < 2; i++) {
+        const char *path = getenv(named[i]);
+
+        if (path && *path && read_token(path, out, cap))
+            return;
+    }
+    if (home && fl_path(at, NULL, "%s/.ray/auth_token", home) == FL_OK && read_token(at, out, cap))
         return;
-    if (fl_file_read(at, 1024, &text, &len, NULL) != FL_OK)
-        return;
-    text[strcspn(text, " \t\r\n")] = 0;
-    (void)fl_copy(out, cap, text);
-    free(text);
+    if (fl_state_dir(NULL, state, NULL) == FL_OK && fl_path(at, NULL, "%s/token", state) == FL_OK)
+        (void)read_token(at, out, cap);
 }
 
 enum fl_status cli_token_keep(const char *token, struct fl_err *err)

@@ -274,7 +274,8 @@ static int one_job(const char *program, const char *about, const char *path_of, 
         return rc;
     if (o.n_words != 1 || strlen(o.words[0]) >= CLI_JOB_BYTES)
         return no_such_job(program);
-    snprintf(path, sizeof(path), "/api/jobs/%s%s", o.words[0], path_of);
+    snprintf(path, sizeof(path), "%s/%s%s", *path_of ? "/api/jobs" : "/api/furlong/jobs", o.words[0],
+             path_of);
     if (cli_cluster_find(common.address, &c, &err) != FL_OK ||
         cli_call(&c, method, path, NULL, 30000, &answer, &err) != FL_OK)
         return cli_failed(program, &err);

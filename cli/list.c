@@ -18,7 +18,7 @@ static const struct kind kinds[] = {
       COLUMNS("name", "address", "state", "GPU used", "GPU", "CPU used", "CPU", "workers", "id"),
       COLUMNS("name", "address", "state", "resources.GPU.used", "resources.GPU.total",
               "resources.CPU.used", "resources.CPU.total", "workers", "id"), 9 },
-    { "jobs", "/api/jobs/", COLUMNS("job", "status", "exit", "entrypoint", "message"),
+    { "jobs", "/api/furlong/jobs/", COLUMNS("job", "status", "exit", "entrypoint", "message"),
       COLUMNS("submission_id", "status", "exit_code", "entrypoint", "message"), 5 },
     { "workers", "/api/furlong/workers",
       COLUMNS("role", "rank", "attempt", "state", "node", "pid", "job", "why"),

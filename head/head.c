@@ -2,9 +2,12 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "head/packages.h"
 #include "head/state.h"
 
 enum { BEAT_MS = 1000, SILENT_MS = 15000, IDLE_WAIT_MS = 120000 };
@@ -111,7 +114,7 @@ static void tell_daemons(struct head *h)
 
     m.why = h->end_why;
     m.has_term_ms = true;
-    m.term_ms = HEAD_STOP_TERM_MS;
+    m.term_ms = h->stop_term_ms;
     HASH_ITER (hh, h->nodes, n, tmp)
         if (n->up && n->state != NODE_JOINING && !n->told_end)
             n->told_end = node_send(n, FL_NODE_SHUTDOWN, &m, HEAD_END_MS,
@@ -247,6 +250,21 @@ static enum fl_status read_boot_id(struct head *h, struct fl_err *err)
     return FL_OK;
 }
 
+/* Ray's names for them. A value that is none is said once, and the default holds. */
+static uint32_t setting(const char *name, int64_t max, uint32_t otherwise)
+{
+    const char *text = getenv(name);
+    struct fl_err err;
+    int64_t n;
+
+    if (!text || !*text)
+        return otherwise;
+    if (fl_parse_i64(text, 0, max, &n, &err) == FL_OK)
+        return (uint32_t)n;
+    fl_warn("%s is not taken why=\"%s\"", name, err.text);
+    return otherwise;
+}
+
 static enum fl_status open_journal(struct head *h, struct fl_err *err)
 {
     char path[FL_PATH_MAX];
@@ -265,6 +283,22 @@ static enum fl_status open_journal(struct head *h, struct fl_err *err)
     if (h->opened.note[0])
         fl_warn("%s", h->opened.note);
     return FL_OK;
+}
+
+/* As Ray names its: clients and dashboards show it. */
+static void name_session(struct head *h)
+{
+    struct timespec t;
+    struct tm tm;
+    char text[32];
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    localtime_r(&t.tv_sec, &tm);
+    strftime(text, sizeof(text), "%Y-%m-%d_%H-%M-%S", &tm);
+    snprintf(h->session, sizeof(h->session), "session_%s_%06ld_%d", text, t.tv_nsec / 1000,
+             (int)getpid());
+    (void)FL_COPY(h->ray_version, h->cfg.ray_version ? h->cfg.ray_version : HEAD_RAY_VERSION);
+    (void)FL_COPY(h->ray_commit, h->cfg.ray_commit ? h->cfg.ray_commit : HEAD_RAY_COMMIT);
 }
 
 enum fl_status head_create(struct fl_loop *l, const struct head_config *cfg, struct head **out,
@@ -287,12 +321,17 @@ enum fl_status head_create(struct fl_loop *l, const struct head_config *cfg, str
     (void)FL_COPY(h->state_dir, cfg->state_dir);
     (void)FL_COPY(h->node_ip, cfg->node_ip ? cfg->node_ip : "127.0.0.1");
     (void)FL_COPY(h->token, cfg->token ? cfg->token : "");
+    (void)FL_COPY(h->ray_token, cfg->ray_token ? cfg->ray_token : "");
     head_addresses(h, cfg->rpc, cfg->http);
     FL_TRY(make_metrics(h, err));
     FL_TRY(read_boot_id(h, err));
     FL_TRY(fl_path(h->logs_dir, err, "%s/logs", h->state_dir));
     FL_TRY(fl_mkdirs(h->logs_dir, err));
+    h->stop_term_ms = 1000 * setting("RAY_JOB_STOP_WAIT_TIME_S", 86400, HEAD_STOP_TERM_MS / 1000);
+    h->job_start_s = setting("RAY_JOB_START_TIMEOUT_SECONDS", 86400 * 365, HEAD_JOB_START_S);
+    FL_TRY(packages_create(h, &h->packages, err));
     FL_TRY(open_journal(h, err));
+    name_session(h);
     nodes_await(h);
     fl_timer_arm_in(l, &h->sweep, h->cfg.beat_ms);
     h->had_jobs = h->jobs != NULL;
@@ -311,11 +350,13 @@ void head_destroy(struct head *h)
     h->journal = NULL;
     h->pushing = true; /* nothing is told any more */
     tables_free(h);
+    packages_destroy(h->packages);
     fl_timer_cancel(&h->wake);
     if (h->loop)
         fl_task_cancel(h->loop, &h->settle);
     fl_metrics_destroy(h->metrics);
     explicit_bzero(h->token, sizeof(h->token));
+    explicit_bzero(h->ray_token, sizeof(h->ray_token));
     free(h);
 }
 

@@ -7,6 +7,11 @@
 #include "common/base/metrics.h"
 #include "transport/wire/wire.h"
 
+/* What was measured, and is spoken here. Ray's client refuses a head of another version than its
+ * own where it compares, so a site with another client says so (--ray-version). */
+#define HEAD_RAY_VERSION "2.60.0"
+#define HEAD_RAY_COMMIT "b7f4259e944bf6959f721b106adc366ddfa0c356"
+
 struct head;
 struct http_route;
 struct http_req;
@@ -20,7 +25,9 @@ struct head_config {
     bool until_idle;             /* end when every job has ended and who followed has heard it */
     uint64_t log_keep_bytes;     /* of each job's log; 0: 64 MiB */
     uint32_t idle_wait_ms;       /* until_idle without any job yet: 0: 120 s */
-    const char *token; /* hex; asked from other addresses than loopback; NULL: they are refused */
+    const char *token; /* asked from other addresses than loopback; NULL: they are refused */
+    const char *ray_token; /* taken too, and asked from loopback as well: RAY_AUTH_MODE=token; NULL: that is off */
+    const char *ray_version, *ray_commit; /* that /api/version claims; NULL: those of docs/ray.md */
     /* The head has ended: nothing runs any more; take it apart. */
     void (*ended)(void *arg);
     void *arg;
@@ -48,4 +55,6 @@ const struct fl_term *head_term(const struct head *h);
 const char *head_journal_note(const struct head *h); /* "" or what was cut */
 
 const struct http_route *head_routes(void); /* arg: the head */
+/* refuses() of http_config: browsers that would change something, and who lacks the token. */
+unsigned head_refuses(void *head, struct http_req *req, char *text, size_t cap);
 bool head_allows(void *head, struct http_req *req, const char *bearer, bool from_loopback);

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/base/fault.h"
@@ -85,8 +86,8 @@ static enum fl_status open_one(const struct job *j, const char *ending, int *fd,
     return *fd < 0 ? fl_fail_errno(err, "open %s", path) : FL_OK;
 }
 
-/* The run's record has its log too: the same file by another name, so it stays when this head's folder
- * goes. On another file system it cannot be, and `furlong logs` alone has it. */
+/* The run's record has its log too: the same file by another name, so it stays when this head's
+ * folder goes. On another file system it cannot be, and `furlong logs` alone has it. */
 static void lay_into_run(const struct job *j)
 {
     char from[FL_PATH_MAX], dir[FL_PATH_MAX], to[FL_PATH_MAX];
@@ -358,6 +359,22 @@ enum fl_status joblog_read(struct job *j, uint64_t *from, size_t max, char **out
     *out = buf;
     *len = (size_t)n;
     return FL_OK;
+}
+
+/* A file of Ray's begins with these; ours does not, so they are made for who reads it as Ray's. */
+void joblog_preamble(const struct job *j, struct fl_str *out)
+{
+    time_t s = (time_t)(j->rec->start_ms / 1000);
+    struct tm tm;
+    char text[32];
+
+    localtime_r(&s, &tm);
+    strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &tm);
+    fl_str_add(out, "%s,%03u\tINFO job_manager.py:%d -- Runtime env is setting up.\n", text,
+               (unsigned)(j->rec->start_ms % 1000), 568);
+    if (j->rec->driver_node)
+        fl_str_add(out, "Running entrypoint for job %s: %s\n", j->rec->submission_id,
+                   j->rec->entrypoint);
 }
 
 void joblog_tail(struct job *j, struct fl_str *out, unsigned lines)

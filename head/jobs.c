@@ -1,4 +1,5 @@
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -42,14 +43,17 @@ static enum fl_status make_name(char out[64], struct fl_err *err)
     return FL_OK;
 }
 
+/* It names files, and is a part of paths and of lines for people. */
 static enum fl_status check_name(struct head *h, const char *name, struct fl_err *err)
 {
-    if (name[0] == '\0' || name[0] == '.' || strlen(name) > 63 ||
-        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") !=
-            strlen(name))
+    bool good = name[0] && name[0] != '.' && strlen(name) <= 63;
+
+    for (const char *p = name; *p; p++)
+        good &= (unsigned char)*p >= ' ' && *p != '/' && *p != '\\' && *p != 0x7f;
+    if (!good)
         return fl_fail(err, FL_INVALID,
-                       "submission_id \"%.80s\" must have 1 to 63 letters, digits, "
-                       "'_', '-' or '.', and not begin with '.'",
+                       "submission_id \"%.80s\" must have 1 to 63 bytes, no control characters, no "
+                       "'/' and no '\\', and not begin with '.'",
                        name);
     if (job_named(h, name))
         return fl_fail(err, FL_EXISTS,
@@ -103,6 +107,11 @@ enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct afte
     rec.start_ms = wall_ms();
     rec.wants = (Fl__Amount **)(uintptr_t)ask->wants;
     rec.n_wants = ask->n_wants;
+    rec.labels = (Fl__Label **)(uintptr_t)ask->labels;
+    rec.n_labels = ask->n_labels;
+    rec.working_dir = (char *)(uintptr_t)ask->working_dir;
+    rec.py_modules = (char **)(uintptr_t)ask->py_modules;
+    rec.n_py_modules = ask->n_py_modules;
     st = head_record(h, REC_JOB, &rec, then, err);
     explicit_bzero(key, sizeof(key));
     FL_TRY(st);
@@ -131,10 +140,50 @@ enum fl_status job_stop(struct head *h, struct job *j, struct after *then, bool 
     return FL_OK;
 }
 
+enum fl_status job_ask_delete(struct head *h, struct job *j, struct after *then, struct fl_err *err)
+{
+    Fl__JobRec rec = *j->rec;
+
+    rec.has_delete_asked = rec.delete_asked = true;
+    FL_TRY(head_record(h, REC_JOB, &rec, then, err));
+    fl_info("job is to be forgotten job=%s", j->rec->submission_id);
+    head_kick(h);
+    return FL_OK;
+}
+
+bool job_wants_resources(const struct job *j)
+{
+    return j->rec->n_wants || j->rec->n_labels;
+}
+
+/* "job_submission_id" and "job_name" come first: the user's own metadata may name them anew. */
+char *job_config_json(const struct job *j)
+{
+    const Fl__JobRec *r = j->rec;
+    json_t *env = r->runtime_env ? json_loads(r->runtime_env, 0, NULL) : NULL;
+    json_t *own = r->metadata ? json_loads(r->metadata, 0, NULL) : NULL;
+    json_t *meta =
+        json_pack("{s:s,s:s}", "job_submission_id", r->submission_id, "job_name", r->submission_id);
+
+    env = env ? env : json_object();
+    if (!json_is_object(json_object_get(env, "env_vars")))
+        json_object_set_new(env, "env_vars", json_object());
+    if (job_wants_resources(j))
+        json_object_set_new(json_object_get(env, "env_vars"), "RAY_worker_niceness",
+                            json_string("0"));
+    if (own)
+        json_object_update(meta, own);
+    json_decref(own);
+    json_t *all = json_pack("{s:o,s:o}", "runtime_env", env, "metadata", meta);
+    char *text = json_dumps(all, JSON_COMPACT);
+    json_decref(all);
+    return text;
+}
+
 /* ---- ending ---- */
 
-static void finish(struct job *j, Fl__JobStatus status, const int32_t *exit_code,
-                   const char *error_type, const char *message)
+static void finish_signalled(struct job *j, Fl__JobStatus status, const int32_t *exit_code,
+                             int signal, const char *error_type, const char *message)
 {
     Fl__JobRec rec = *j->rec;
     struct fl_err err;
@@ -144,6 +193,8 @@ static void finish(struct job *j, Fl__JobStatus status, const int32_t *exit_code
     rec.end_ms = wall_ms();
     rec.has_exit_code = exit_code != NULL;
     rec.exit_code = exit_code ? *exit_code : 0;
+    rec.has_exit_signal = signal != 0;
+    rec.exit_signal = signal;
     rec.error_type = (char *)(uintptr_t)error_type;
     rec.message = (char *)(uintptr_t)message;
     if (head_record(j->head, REC_JOB, &rec, NULL, &err) != FL_OK)
@@ -154,33 +205,74 @@ static void finish(struct job *j, Fl__JobStatus status, const int32_t *exit_code
     head_kick(j->head);
 }
 
+static void finish(struct job *j, Fl__JobStatus status, const int32_t *exit_code,
+                   const char *error_type, const char *message)
+{
+    finish_signalled(j, status, exit_code, 0, error_type, message);
+}
+
+/* As if the log were Ray's, which begins with two lines of its own. */
+static void last_lines(struct job *j, struct fl_str *out)
+{
+    struct fl_str own = FL_STR_HEAP(LAST_BYTES), top = FL_STR_HEAP(128 << 10);
+    unsigned n = 0;
+
+    joblog_tail(j, &own, LAST_LINES);
+    for (size_t i = 0; i < own.len; i++)
+        n += own.data[i] == '\n' || i + 1 == own.len;
+    if (n < LAST_LINES) {
+        const char *from;
+
+        joblog_preamble(j, &top);
+        from = fl_str_text(&top);
+        if (n == LAST_LINES - 1)
+            from = strchr(from, '\n') ? strchr(from, '\n') + 1 : from;
+        fl_str_add_bytes(out, from, strlen(from));
+    }
+    fl_str_add_bytes(out, fl_str_text(&own), own.len);
+    if (out->len > LAST_BYTES) {
+        memmove(out->data, out->data + out->len - LAST_BYTES, LAST_BYTES + 1);
+        out->len = LAST_BYTES;
+    }
+    fl_str_fini(&own);
+    fl_str_fini(&top);
+}
+
 static void fail_with_log(struct job *j, const Fl__Exit *x)
 {
-    struct fl_str text = FL_STR_HEAP(LAST_BYTES + 512);
+    struct fl_str text = FL_STR_HEAP(LAST_BYTES + (128 << 10) + 512);
     int32_t code = x->cause == EXIT_EXITED ? x->code : x->signal ? 128 + x->signal : 1;
     const char *type = "JOB_ENTRYPOINT_COMMAND_ERROR";
 
     if (x->cause == EXIT_FENCED || x->cause == EXIT_KEEPER_LOST) {
         fl_str_add(&text, "Job supervisor actor died: %s", x->why ? x->why : "how is not known");
         type = "JOB_SUPERVISOR_ACTOR_DIED";
+    } else if (x->cause == EXIT_SETUP_FAILED) {
+        fl_str_add(&text, "runtime_env setup failed: %s", x->why ? x->why : "why is not known");
+        joblog_note(j, "%s", fl_str_text(&text));
+        type = "RUNTIME_ENV_SETUP_FAILURE";
+        finish(j, FL__JOB_STATUS__JOB_FAILED, NULL, type, fl_str_text(&text));
+        fl_str_fini(&text);
+        return;
     } else if (x->cause == EXIT_EXEC_FAILED) {
         fl_str_add(&text, "%s", x->why ? x->why : "the entrypoint could not be started");
         type = "JOB_ENTRYPOINT_COMMAND_START_ERROR";
     } else {
-        struct fl_str last = FL_STR_HEAP(LAST_BYTES);
+        struct fl_str last = FL_STR_HEAP(LAST_BYTES + (128 << 10));
 
-        joblog_tail(j, &last, LAST_LINES);
-        fl_str_add(&text, "Job entrypoint command failed with exit code %d", code);
+        last_lines(j, &last);
+        fl_str_add(&text, "Job entrypoint command failed with exit code %d",
+                   x->signal ? -x->signal : code); /* as Python counts them */
         if (last.len)
             fl_str_add(&text, ", last available logs (truncated to 20,000 chars):\n%s",
                        fl_str_text(&last));
         else
             fl_str_add(&text, ". No logs available.");
-        if (x->cause != EXIT_EXITED && x->why)
+        if (x->cause != EXIT_EXITED && x->cause != EXIT_SIGNALLED && x->why)
             fl_str_add(&text, "\n%s", x->why);
         fl_str_fini(&last);
     }
-    finish(j, FL__JOB_STATUS__JOB_FAILED, &code, type, fl_str_text(&text));
+    finish_signalled(j, FL__JOB_STATUS__JOB_FAILED, &code, x->signal, type, fl_str_text(&text));
     fl_str_fini(&text);
 }
 
@@ -255,15 +347,32 @@ static void clean(struct head *h, struct job *j)
 
 /* ---- starting ---- */
 
-static void say_waiting(struct job *j)
+/* It waits from when this head had it first. */
+static bool waited_out(struct head *h, struct job *j)
 {
-    Fl__JobRec rec = *j->rec;
-    struct fl_err err;
+    uint64_t due = j->pending_ns + h->job_start_s * 1000000000ull;
+    struct fl_str text = FL_STR_HEAP(1024);
 
-    rec.message = "Job has not started yet. It may be waiting for resources (CPUs, GPUs, memory, "
-                  "custom resources) to become available.";
-    if (!j->rec->message || strcmp(j->rec->message, rec.message) != 0)
-        (void)head_record(j->head, REC_JOB, &rec, NULL, &err); /* words only */
+    if (j->rec->status != FL__JOB_STATUS__JOB_PENDING || h->state != HEAD_READY)
+        return false;
+    if (fl_loop_now_ns(h->loop) < due) {
+        head_wake_at(h, due);
+        return false;
+    }
+    fl_str_add(&text,
+               "Job supervisor actor failed to start within %u seconds. This timeout can be "
+               "configured by setting the environment variable RAY_JOB_START_TIMEOUT_SECONDS.",
+               h->job_start_s);
+    if (j->rec->n_wants)
+        fl_str_add(&text, " This may be because the job entrypoint's specified resources "
+                          "(entrypoint_num_cpus, entrypoint_num_gpus, entrypoint_resources, "
+                          "entrypoint_memory)aren't available on the cluster. Try checking the "
+                          "cluster's available resources with `ray status` and specifying fewer "
+                          "resources for the job entrypoint.");
+    finish(j, FL__JOB_STATUS__JOB_FAILED, NULL, "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
+           fl_str_text(&text));
+    fl_str_fini(&text);
+    return true;
 }
 
 /* True when the driver's own resources are there, or it asked for none. */
@@ -275,12 +384,14 @@ static bool has_room(struct head *h, struct job *j)
     Fl__JobRec rec = *j->rec;
     struct fl_err err;
 
-    if (!j->rec->n_wants)
+    if (!job_wants_resources(j))
         return true;
     if (g)
         return g->rec->state == FL__GROUP_STATE__GROUP_PLACED && !bundle_lost(g->rec);
     bundle.wants = j->rec->wants;
     bundle.n_wants = j->rec->n_wants;
+    bundle.must = j->rec->labels;
+    bundle.n_must = j->rec->n_labels;
     like.bundles = &bundles;
     like.n_bundles = 1;
     like.has_driver = like.driver = true;
@@ -300,10 +411,8 @@ static void make_driver(struct head *h, struct job *j)
     struct fl_worker_id id;
     struct fl_err err;
 
-    if (!has_room(h, j)) {
-        say_waiting(j);
+    if (!has_room(h, j))
         return;
-    }
     if (!j->rec->has_driver) { /* the id first: two seats could otherwise come of one failure */
         if (fl_random(&id, sizeof(id), &err) != FL_OK)
             return;
@@ -326,7 +435,6 @@ static void say_running(struct job *j, struct seat *d)
     struct fl_err err;
 
     rec.status = FL__JOB_STATUS__JOB_RUNNING;
-    rec.message = "Job is currently running.";
     if (n) {
         FL_HEX(n->id, id);
         rec.driver_node = id;
@@ -349,6 +457,8 @@ static void settle(struct head *h, struct job *j)
             clean(h, j);
     } else if (j->rec->stop_asked && idle) {
         finish(j, FL__JOB_STATUS__JOB_STOPPED, NULL, NULL, "Job was intentionally stopped.");
+    } else if (waited_out(h, j)) {
+        return;
     } else if (!d) {
         if (h->state == HEAD_READY)
             make_driver(h, j);
@@ -357,6 +467,11 @@ static void settle(struct head *h, struct job *j)
     } else if (d->rec->state == FL__SEAT_STATE__SEAT_LIVE && d->started &&
                j->rec->status == FL__JOB_STATUS__JOB_PENDING) {
         say_running(j, d);
+    } else if (d->joined && !j->rec->connected) {
+        Fl__JobRec rec = *j->rec;
+
+        rec.has_connected = rec.connected = true;
+        (void)head_record(h, REC_JOB, &rec, NULL, NULL); /* or at the next turn */
     }
 }
 
@@ -395,26 +510,27 @@ void jobs_after_older(struct head *h)
     }
 }
 
-void job_forget_old(struct head *h)
+static void forget(struct head *h, struct job *j)
 {
     Fl__GoneRec rec = FL__GONE_REC__INIT;
-    struct job *j, *tmp, *oldest = NULL;
+    ProtobufCBinaryData id = j->rec->id;
     char name[64];
     struct fl_err err;
 
-    if (h->n_jobs_over <= HEAD_JOBS_KEPT)
-        return;
-    HASH_ITER (hh, h->jobs, j, tmp)
-        if (job_over(j) && j->rec->cleaned && !j->followers) {
-            oldest = j; /* the table keeps the order of submission */
-            break;
-        }
-    if (!oldest)
-        return;
-    ProtobufCBinaryData id = oldest->rec->id;
-    (void)FL_COPY(name, oldest->rec->submission_id);
+    (void)FL_COPY(name, j->rec->submission_id);
     rec.jobs = &id;
     rec.n_jobs = 1;
     if (head_record(h, REC_GONE, &rec, NULL, &err) == FL_OK)
         joblog_remove(h, name);
+}
+
+/* The table keeps the order of submission. */
+void job_forget_old(struct head *h)
+{
+    struct job *j, *tmp;
+
+    HASH_ITER (hh, h->jobs, j, tmp)
+        if (j->rec->cleaned &&
+            (j->rec->delete_asked || (h->n_jobs_over > HEAD_JOBS_KEPT && !j->followers)))
+            forget(h, j);
 }

@@ -17,6 +17,7 @@
 
 struct args {
     const char *node_ip, *dashboard_host, *state_dir, *runtime_dir, *log_level;
+    const char *ray_version, *ray_commit;
     int64_t port, dashboard_port, ready_fd, silent_ms;
     bool until_idle, private;
 };
@@ -41,6 +42,10 @@ static const struct fl_opt opts[] = {
       .min = 500, .max = 3600000, AT(silent_ms), .help = "a node that is silent for so long is given up" },
     { FL_OPT_SWITCH, "until-idle", AT(until_idle), .help = "end, daemons too, when the jobs have ended" },
     { FL_OPT_SWITCH, "private", AT(private), .help = "of one run: its state goes when it ends" },
+    { FL_OPT_TEXT, "ray-version", .arg = "VERSION", .env = "FURLONG_RAY_VERSION", .fallback = HEAD_RAY_VERSION, AT(ray_version),
+      .help = "of Ray, that /api/version claims: the version of the clients that are used here" },
+    { FL_OPT_TEXT, "ray-commit", .arg = "HEX", .env = "FURLONG_RAY_COMMIT", .fallback = HEAD_RAY_COMMIT, AT(ray_commit),
+      .help = "of Ray, that /api/version claims" },
     { FL_OPT_TEXT, "log-level", .arg = "LEVEL", .choices = "error|warn|info|debug", AT(log_level),
       .help = "how much is logged" },
     { 0 },
@@ -56,6 +61,7 @@ struct program {
     struct http_server *http;
     struct fl_task close;
     char state_dir[FL_PATH_MAX], dir[FL_PATH_MAX], file[FL_PATH_MAX], token_path[FL_PATH_MAX];
+    char ray_token[257];
     char token[129], rpc_at[128], http_at[128];
     bool beyond; /* reachable from other hosts */
     bool over;   /* the cluster was shut down, not only this process */
@@ -114,6 +120,46 @@ static enum fl_status find_token(struct program *p, struct fl_err *err)
     return FL_OK;
 }
 
+/* As Ray 2.60 does at the start of a head: RAY_AUTH_MODE decides, and where it is not set a token
+ * that is found closes the head. */
+static enum fl_status find_ray_token(struct program *p, struct fl_err *err)
+{
+    const char *mode = getenv("RAY_AUTH_MODE"), *given = getenv("RAY_AUTH_TOKEN");
+    const char *path = getenv("RAY_AUTH_TOKEN_PATH"), *home = getenv("HOME");
+    char at[FL_PATH_MAX] = "", *text = NULL;
+    size_t len = 0;
+
+    if (mode && *mode && strcmp(mode, "disabled") != 0 && strcmp(mode, "token") != 0)
+        return fl_fail(err, FL_INVALID, "RAY_AUTH_MODE is \"%.40s\": token or disabled", mode);
+    if (mode && strcmp(mode, "disabled") == 0)
+        return FL_OK;
+    if (given && *given) {
+        if (!FL_COPY(p->ray_token, given))
+            return fl_fail(err, FL_INVALID, "RAY_AUTH_TOKEN has %zu bytes, at most 256 are taken",
+                           strlen(given));
+        return FL_OK;
+    }
+    if (path && *path)
+        FL_TRY(fl_path(at, err, "%s", path));
+    else if (home && *home)
+        FL_TRY(fl_path(at, err, "%s/.ray/auth_token", home));
+    if (at[0] && access(at, F_OK) == 0) {
+        FL_TRY(fl_file_read(at, sizeof(p->ray_token) - 1, &text, &len, err));
+        text[strcspn(text, " \t\r\n")] = '\0';
+        (void)FL_COPY(p->ray_token, text);
+        explicit_bzero(text, len);
+        free(text);
+    }
+    if (p->ray_token[0])
+        fl_info("HTTP is closed without the token path=%s", at);
+    else if ((mode && *mode) || (path && *path))
+        return fl_fail(err, FL_DENIED,
+                       "Token authentication is enabled but no authentication token was found. Set "
+                       "RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file with it, or write one to "
+                       "~/.ray/auth_token");
+    return FL_OK;
+}
+
 /* ---- serving ---- */
 
 static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
@@ -149,7 +195,9 @@ static enum fl_status listen_http(struct program *p, struct fl_err *err)
                              .routes = head_routes(),
                              .arg = p->head,
                              .hosts = hosts,
-                             .allowed = head_allows };
+                             .allowed = head_allows,
+                             .refuses = head_refuses,
+                             .plain_errors = true };
 
     if (gethostname(self, sizeof(self) - 1) < 0 || !self[0])
         hosts[1] = NULL;
@@ -273,7 +321,7 @@ static enum fl_status announce(struct program *p, struct fl_err *err)
 /* Only what this program made, by name. */
 static void remove_private(const struct program *p)
 {
-    static const char *const ours[] = { "head", "logs" };
+    static const char *const ours[] = { "head", "logs", "packages" };
     char path[FL_PATH_MAX];
     struct fl_err err;
 
@@ -292,12 +340,16 @@ static enum fl_status start(struct program *p, struct fl_err *err)
                                .silent_ms = (uint32_t)p->args.silent_ms,
                                .until_idle = p->args.until_idle,
                                .token = p->token,
+                               .ray_token = p->ray_token,
+                               .ray_version = p->args.ray_version,
+                               .ray_commit = p->args.ray_commit,
                                .ended = on_ended,
                                .arg = p };
 
     cfg.beat_ms = p->args.silent_ms < 5000 ? (uint32_t)(p->args.silent_ms / 5) : 1000;
     FL_TRY(fl_state_dir(p->args.state_dir, p->state_dir, err));
     FL_TRY(find_token(p, err));
+    FL_TRY(find_ray_token(p, err));
     FL_TRY(fl_loop_create(NULL, &p->loop, err));
     FL_TRY(fl_signals_create(p->loop, signals, FL_LEN(signals), on_signal, p, &p->signals, err));
     FL_TRY(head_create(p->loop, &cfg, &p->head, err));

@@ -214,7 +214,7 @@ static void stop(struct seat *s, uint32_t attempt)
              : s->rec->ending          ? "it starts again"
                                        : "its role has ended";
     m.has_term_ms = true;
-    m.term_ms = force ? 0 : HEAD_STOP_TERM_MS;
+    m.term_ms = force ? 0 : h->stop_term_ms;
     memcpy(t.key, &s->id, sizeof(s->id));
     if (node_send(seat_node(s), FL_WORKER_STOP, &m, HEAD_SEND_MS, &t, &err) == FL_OK)
         s->calling = true;
@@ -318,9 +318,14 @@ static void start_answered(struct send *t, enum fl_status st, const struct wire_
         Fl__Exit x = FL__EXIT__INIT;
         char why[sizeof(err->text) + 64];
 
-        snprintf(why, sizeof(why), "%s %u could not be started: %s", s->rec->role, s->rec->rank,
-                 err->text);
-        x.cause = EXIT_EXEC_FAILED;
+        if (st == FL_CORRUPT) { /* a daemon's word for packages that it cannot use */
+            x.cause = EXIT_SETUP_FAILED;
+            (void)FL_COPY(why, err->text);
+        } else {
+            x.cause = EXIT_EXEC_FAILED;
+            snprintf(why, sizeof(why), "%s %u could not be started: %s", s->rec->role, s->rec->rank,
+                     err->text);
+        }
         x.why = why;
         seat_gone(s, s->rec->who->attempt, &x, NULL);
     }
@@ -329,11 +334,39 @@ static void start_answered(struct send *t, enum fl_status st, const struct wire_
 struct spec { /* a WorkerSpec and what it borrows */
     Fl__WorkerSpec m;
     Fl__SeatRef who;
-    Fl__EnvVar **env, own[4];
+    Fl__EnvVar **env, own[3], ray[6];
+    char *config; /* value of one of them */
     uint64_t *leases;
     char **devices;
     char *argv[3];
 };
+
+static size_t env_put(Fl__EnvVar **list, size_t n, Fl__EnvVar *e, const char *name,
+                      const char *value)
+{
+    *e = (Fl__EnvVar)FL__ENV_VAR__INIT;
+    e->name = (char *)(uintptr_t)name;
+    e->value = (char *)(uintptr_t)value;
+    list[n] = e;
+    return n + 1;
+}
+
+/* What Ray gives a driver, whatever its runtime_env says. Without resources of its own it sees all
+ * devices of its node. */
+static size_t spec_env_of_driver(struct spec *p, struct seat *s, size_t n)
+{
+    struct job *j = s->job;
+
+    p->config = job_config_json(j);
+    n = env_put(p->env, n, &p->ray[0], "RAY_ADDRESS", j->head->rpc);
+    n = env_put(p->env, n, &p->ray[1], "PYTHONUNBUFFERED", "1");
+    if (p->config)
+        n = env_put(p->env, n, &p->ray[2], "RAY_JOB_CONFIG_JSON_ENV_VAR", p->config);
+    if (job_wants_resources(j))
+        return n;
+    n = env_put(p->env, n, &p->ray[3], "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1");
+    return env_put(p->env, n, &p->ray[4], "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES", "1");
+}
 
 static void spec_env(struct spec *p, struct seat *s, const struct role *r)
 {
@@ -342,24 +375,23 @@ static void spec_env(struct spec *p, struct seat *s, const struct role *r)
     size_t n_role = r ? r->rec->launch->n_env : 0, n = 0;
     const char *const own[][2] = { { "FURLONG_ADDRESS", h->http },
                                    { "RAY_ADDRESS", h->rpc },
-                                   { "FURLONG_JOB", j->submission_id },
                                    { "PYTHONUNBUFFERED", "1" } };
 
-    p->env = must(calloc(FL_LEN(own) + j->n_env + n_role, sizeof(*p->env)));
-    for (size_t i = 0; i < FL_LEN(own); i++) { /* the user's own come later and win */
-        if (!own[i][1][0])
-            continue;
-        p->own[i] = (Fl__EnvVar)FL__ENV_VAR__INIT;
-        p->own[i].name = (char *)(uintptr_t)own[i][0];
-        p->own[i].value = (char *)(uintptr_t)own[i][1];
-        p->env[n++] = &p->own[i];
-    }
+    p->env = must(calloc(FL_LEN(own) + FL_LEN(p->ray) + j->n_env + n_role, sizeof(*p->env)));
+    for (size_t i = 0; i < FL_LEN(own); i++) /* the user's own come later and win */
+        if (own[i][1][0])
+            n = env_put(p->env, n, &p->own[i], own[i][0], own[i][1]);
     for (size_t i = 0; i < j->n_env; i++)
         p->env[n++] = j->env[i];
     for (size_t i = 0; i < n_role; i++)
         p->env[n++] = r->rec->launch->env[i];
+    if (is_driver(s))
+        n = spec_env_of_driver(p, s, n);
     p->m.env = p->env;
     p->m.n_env = n;
+    p->m.working_dir = j->working_dir;
+    p->m.py_modules = j->py_modules;
+    p->m.n_py_modules = j->n_py_modules;
 }
 
 static void spec_add_lease(struct spec *p, struct head *h, uint64_t id)
@@ -438,7 +470,7 @@ static void start(struct seat *s)
     p.m.key = s->job->rec->key;
     p.m.run_dir = s->job->rec->run_dir;
     p.m.has_term_ms = true;
-    p.m.term_ms = HEAD_STOP_TERM_MS;
+    p.m.term_ms = s->job->head->stop_term_ms;
     if (is_driver(s))
         spec_of_driver(&p, s);
     else
@@ -449,6 +481,7 @@ static void start(struct seat *s)
     memcpy(t.key, &s->id, sizeof(s->id));
     if (node_send(n, FL_WORKER_START, &p.m, HEAD_SEND_MS, &t, &err) == FL_OK)
         s->calling = true;
+    free(p.config);
     free(p.env);
     free(p.leases);
     free(p.devices);

@@ -31,7 +31,8 @@ enum {
     HEAD_HOLD_MS = 30000,     /* a PREPARED lease ends by itself after so long               */
     HEAD_PLACE_MS = 5000,     /* for all daemons of a placement to prepare, or to commit     */
     HEAD_RETRY_MS = 1000,     /* what could not be sent is looked at again                   */
-    HEAD_STOP_TERM_MS = 3000, /* SIGTERM, then SIGKILL: as Ray's                             */
+    HEAD_STOP_TERM_MS = 3000, /* SIGTERM, then SIGKILL: as Ray's; RAY_JOB_STOP_WAIT_TIME_S   */
+    HEAD_JOB_START_S = 900,   /* PENDING for so long: failed; RAY_JOB_START_TIMEOUT_SECONDS  */
     HEAD_END_MS = 15000,      /* for jobs to end, and for daemons to leave, at a shutdown    */
     HEAD_TOLD_MS = 5000, /* until_idle: how long a follower may be silent before it reads the end */
     HEAD_DRIVER_BACKOFF_MS = 1000,
@@ -129,7 +130,8 @@ enum exit_cause { /* as Exit.cause travels: enum proc_cause of worker/proc, whic
                   EXIT_STOPPED = 2,
                   EXIT_EXEC_FAILED = 6,
                   EXIT_FENCED = 7,
-                  EXIT_KEEPER_LOST = 8
+                  EXIT_KEEPER_LOST = 8,
+                  EXIT_SETUP_FAILED = 100 /* the head's own: its packages could not be had */
 };
 enum member_state { MEMBER_STARTING, MEMBER_LIVE, MEMBER_ENDED }; /* enum furlong_member_state */
 struct seat {
@@ -151,18 +153,21 @@ struct steps {
     uint64_t next; /* number of the next one */
 };
 struct follower;
+struct tail;
 struct joblog;
 struct job {
     UT_hash_handle hh, hh_id;
     struct fl_job_id id;
     Fl__JobRec *rec;
     struct head *head;
-    bool replayed; /* it is from the journal, not submitted since this start */
+    bool replayed;       /* it is from the journal, not submitted since this start */
+    uint64_t pending_ns; /* since when this head has it */
     bool log_followed, log_told, steps_followed, steps_told, asked_end;
     uint64_t followed_ns, end_ns;
     struct steps steps;
     struct joblog *log;
     struct follower *followers;
+    struct tail *tails;
 };
 
 struct heard { /* a daemon that has been told this head's term */
@@ -208,6 +213,9 @@ struct head {
     uint64_t end_due_ns;
     bool end_told, ended;
     char end_why[128];
+    uint32_t stop_term_ms, job_start_s;
+    char ray_token[257], ray_version[32], ray_commit[64], session[80];
+    struct packages *packages;
     unsigned requests; /* HTTP requests that wait */
     bool had_jobs;
 
@@ -322,6 +330,11 @@ struct job_ask { /* borrowed */
     const Fl__Amount *const *wants;
     size_t n_wants;
     uint32_t driver_restarts;
+    const Fl__Label *const *labels; /* of the driver's node */
+    size_t n_labels;
+    const char *working_dir; /* packages, by name */
+    const char *const *py_modules;
+    size_t n_py_modules;
 };
 enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct after *then,
                           char submission_id[64], struct fl_err *err);
@@ -329,6 +342,11 @@ enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct afte
 enum fl_status job_stop(struct head *h, struct job *j, struct after *then, bool *live,
                         struct fl_err *err);
 void jobs_settle(struct head *h);
+/* Of one that has ended; told to nobody from then on. */
+enum fl_status job_ask_delete(struct head *h, struct job *j, struct after *then, struct fl_err *err);
+/* What a driver finds in RAY_JOB_CONFIG_JSON_ENV_VAR; free(). */
+char *job_config_json(const struct job *j);
+bool job_wants_resources(const struct job *j);
 struct seat *job_driver(struct job *j);
 const char *job_status_name(Fl__JobStatus s);
 void jobs_after_older(struct head *h);  /* the journal turned out to be older than the cluster */
@@ -395,10 +413,13 @@ enum fl_status joblog_read(struct job *j, uint64_t *from, size_t max, char **out
 uint64_t joblog_end(struct job *j);
 /* A line of the head's own, behind "furlong: ". */
 void joblog_note(struct job *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void joblog_preamble(const struct job *j, struct fl_str *out);
 void joblog_tail(struct job *j, struct fl_str *out, unsigned lines);
 void joblog_close(struct job *j); /* opened again when it is needed */
 void joblog_remove(struct head *h, const char *submission_id);
 
 void followers_wake(struct job *j); /* something came, or the job ended */
 void followers_free(struct job *j);
+void tails_wake(struct job *j);
+void tails_free(struct job *j);
 bool job_told(const struct job *j, uint64_t now_ns); /* who followed has heard the end */

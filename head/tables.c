@@ -156,6 +156,7 @@ static void job_delete(struct head *h, struct job *j)
         if (s->job == j)
             seat_delete(h, s);
     followers_free(j);
+    tails_free(j);
     joblog_close(j);
     steps_fini(&j->steps);
     if (job_over(j))
@@ -346,6 +347,7 @@ static void apply_job(void *state, struct fl_bytes body)
         j = must(calloc(1, sizeof(*j)));
         memcpy(&j->id, m->id.data, sizeof(j->id));
         j->head = h;
+        j->pending_ns = h->loop ? fl_loop_now_ns(h->loop) : 0;
         j->replayed = h->journal == NULL; /* applied from inside journal_open() */
         j->rec = m;
         HASH_ADD(hh_id, h->jobs_by_id, id, sizeof(j->id), j);

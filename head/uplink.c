@@ -2,6 +2,7 @@
 
 #include "common/base/log.h"
 #include "common/proto/pb.h"
+#include "head/packages.h"
 #include "head/state.h"
 
 struct uplink {
@@ -142,6 +143,17 @@ static void on_relay(void *service, struct call_req *req, const struct wire_msg 
     free_msg(relay);
 }
 
+static void on_package(void *service, struct call_req *req, const struct wire_msg *m)
+{
+    struct uplink *u = service;
+    Fl__PackageRead *ask;
+
+    if (!req || !joined(u, req) || !(ask = decode(req, m, &fl__package_read__descriptor)))
+        return;
+    packages_serve(u->head->packages, req, ask);
+    free_msg(ask);
+}
+
 static void left(struct after *a, enum fl_status st, const struct fl_err *err)
 {
     if (st == FL_OK)
@@ -180,6 +192,7 @@ static const struct call_method methods[] = {
     { FL_WORKER_CHANGED, "worker_changed", on_worker },
     { FL_LOG_PUSH, "log_push", on_log },
     { FL_RELAY, "relay", on_relay },
+    { FL_PACKAGE_READ, "package_read", on_package },
     { FL_NODE_LEAVE, "node_leave", on_leave },
 };
 

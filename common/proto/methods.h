@@ -9,6 +9,7 @@ enum fl_method {
     FL_LOG_PUSH = 4,       /* LogPush -> LogPushed           */
     FL_RELAY = 5,          /* Relay -> reply of that method  */
     FL_NODE_LEAVE = 6,     /* Shutdown -> empty: going away on purpose */
+    FL_PACKAGE_READ = 7,   /* PackageRead -> PackagePiece + blob */
     /* head to daemon */
     FL_LEASE_PREPARE = 32, /* LeasePrepare -> LeasePrepared  */
     FL_LEASE_COMMIT = 33,  /* LeaseIds -> empty              */

@@ -144,6 +144,7 @@ void followers_wake(struct job *j)
     DL_FOREACH_SAFE (j->followers, f, next)
         if (has_news(f))
             answer(f);
+    tails_wake(j);
 }
 
 void followers_free(struct job *j)

@@ -5,12 +5,21 @@
 #include "head/state.h"
 #include "transport/http/http.h"
 
+enum { RAY_AGENT_PORT = 52365 }; /* named in job details; nothing of ours listens there */
+
 void rest_version(void *head, struct http_req *req);
+void rest_own_version(void *head, struct http_req *req);
 void rest_job_submit(void *head, struct http_req *req);
 void rest_job_list(void *head, struct http_req *req);
 void rest_job_get(void *head, struct http_req *req);
 void rest_job_stop(void *head, struct http_req *req);
+void rest_job_delete(void *head, struct http_req *req);
 void rest_job_logs(void *head, struct http_req *req);
+void rest_job_tail(void *head, struct http_req *req);
+void rest_own_job_list(void *head, struct http_req *req);
+void rest_own_job_get(void *head, struct http_req *req);
+void rest_package_get(void *head, struct http_req *req);
+void rest_package_put(void *head, struct http_req *req);
 void rest_follow_log(void *head, struct http_req *req);
 void rest_follow_steps(void *head, struct http_req *req);
 void rest_status(void *head, struct http_req *req);
@@ -21,6 +30,8 @@ void rest_leases(void *head, struct http_req *req);
 void rest_explain(void *head, struct http_req *req);
 void rest_shutdown(void *head, struct http_req *req);
 void rest_metrics(void *head, struct http_req *req);
+void rest_auth_mode(void *head, struct http_req *req);
+void rest_authenticate(void *head, struct http_req *req);
 
 /* The job of the path, by submission id or job id; answered 404 when there is none. */
 struct job *rest_job(struct head *h, struct http_req *req);
@@ -29,3 +40,6 @@ json_t *rest_hex(const ProtobufCBinaryData *bytes); /* as text */
 json_t *rest_amount(int64_t e4);                    /* whole numbers as integers */
 const char *rest_group_state(Fl__GroupState s);
 const char *rest_seat_state(const struct seat *s);
+json_t *rest_job_json(const struct job *j); /* Ray's JobDetails */
+/* text, with U+FFFD in place of what is no UTF-8. */
+void rest_add_utf8(struct fl_str *out, const char *text, size_t len);

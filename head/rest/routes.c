@@ -1,29 +1,39 @@
 #include "common/base/id.h"
+#include "head/packages.h"
 #include "head/rest/rest.h"
 #include "head/web/web.h"
 
 /* clang-format off */
 static const struct http_route routes[] = {
-    { "GET",  "/",                              web_root, .open = true },
-    { "GET",  "/api/version",                   rest_version, .open = true },
-    { "POST", "/api/jobs/",                     rest_job_submit },
-    { "GET",  "/api/jobs/",                     rest_job_list },
-    { "GET",  "/api/jobs/{id}",                 rest_job_get },
-    { "POST", "/api/jobs/{id}/stop",            rest_job_stop },
-    { "GET",  "/api/jobs/{id}/logs",            rest_job_logs },
-    { "GET",  "/api/furlong/jobs/{id}/log",     rest_follow_log },
-    { "GET",  "/api/furlong/jobs/{id}/steps",   rest_follow_steps },
-    { "GET",  "/api/furlong/status",            rest_status },
-    { "GET",  "/api/furlong/nodes",             rest_nodes },
-    { "GET",  "/api/furlong/workers",           rest_workers },
-    { "GET",  "/api/furlong/groups",            rest_groups },
-    { "GET",  "/api/furlong/leases",            rest_leases },
-    { "GET",  "/api/furlong/explain/{id}",      rest_explain },
-    { "GET",  "/api/furlong/browse/jobs",       web_browse_jobs },
-    { "GET",  "/api/furlong/browse/jobs/{id}",  web_browse_job },
-    { "GET",  "/api/furlong/browse/nodes",      web_browse_nodes },
-    { "POST", "/api/furlong/shutdown",          rest_shutdown },
-    { "GET",  "/metrics",                       rest_metrics },
+    { "GET",    "/",                              web_root, .open = true },
+    { "GET",    "/api/version",                   rest_version },
+    { "POST",   "/api/jobs/",                     rest_job_submit },
+    { "GET",    "/api/jobs/",                     rest_job_list },
+    { "GET",    "/api/jobs/{id}",                 rest_job_get },
+    { "DELETE", "/api/jobs/{id}",                 rest_job_delete },
+    { "POST",   "/api/jobs/{id}/stop",            rest_job_stop },
+    { "GET",    "/api/jobs/{id}/logs",            rest_job_logs },
+    { "GET",    "/api/jobs/{id}/logs/tail",       rest_job_tail },
+    { "GET",    "/api/packages/{protocol}/{name}", rest_package_get },
+    { "PUT",    "/api/packages/{protocol}/{name}", rest_package_put, .body_max_bytes = PACKAGE_MAX_BYTES },
+    { "GET",    "/api/authentication_mode",       rest_auth_mode },
+    { "POST",   "/api/authenticate",              rest_authenticate },
+    { "GET",    "/api/furlong/version",           rest_own_version },
+    { "GET",    "/api/furlong/jobs/",             rest_own_job_list },
+    { "GET",    "/api/furlong/jobs/{id}",         rest_own_job_get },
+    { "GET",    "/api/furlong/jobs/{id}/log",     rest_follow_log },
+    { "GET",    "/api/furlong/jobs/{id}/steps",   rest_follow_steps },
+    { "GET",    "/api/furlong/status",            rest_status },
+    { "GET",    "/api/furlong/nodes",             rest_nodes },
+    { "GET",    "/api/furlong/workers",           rest_workers },
+    { "GET",    "/api/furlong/groups",            rest_groups },
+    { "GET",    "/api/furlong/leases",            rest_leases },
+    { "GET",    "/api/furlong/explain/{id}",      rest_explain },
+    { "GET",    "/api/furlong/browse/jobs",       web_browse_jobs },
+    { "GET",    "/api/furlong/browse/jobs/{id}",  web_browse_job },
+    { "GET",    "/api/furlong/browse/nodes",      web_browse_nodes },
+    { "POST",   "/api/furlong/shutdown",          rest_shutdown },
+    { "GET",    "/metrics",                       rest_metrics },
     { 0 },
 };
 /* clang-format on */
@@ -31,18 +41,6 @@ static const struct http_route routes[] = {
 const struct http_route *head_routes(void)
 {
     return routes;
-}
-
-/* From this host: whoever can open a loopback socket here. From elsewhere: the cluster's token. */
-bool head_allows(void *head, struct http_req *req, const char *bearer, bool from_loopback)
-{
-    struct head *h = head;
-    size_t len = strlen(h->token);
-
-    (void)req;
-    if (from_loopback)
-        return true;
-    return len && bearer && strlen(bearer) == len && fl_equal_ct(bearer, h->token, len);
 }
 
 enum fl_status head_key_of(void *head, const struct wire_hello *claims, struct fl_bytes *key,
@@ -77,15 +75,39 @@ json_t *rest_amount(int64_t e4)
                               : json_integer(e4 / PLACEMENT_ONE);
 }
 
+void rest_add_utf8(struct fl_str *out, const char *text, size_t len)
+{
+    size_t from = 0, at = 0;
+
+    while (at < len) {
+        size_t n = fl_utf8_len(text + at, len - at);
+
+        if (n) {
+            at += n;
+            continue;
+        }
+        fl_str_add_bytes(out, text + from, at - from);
+        fl_str_add_bytes(out, "\xef\xbf\xbd", 3);
+        from = ++at;
+    }
+    fl_str_add_bytes(out, text + from, len - from);
+}
+
+/* By the driver's job id first, as Ray looks; a job whose driver never joined has none to be found
+ * by. */
 struct job *rest_job(struct head *h, struct http_req *req)
 {
     const char *id = http_req_param(req, "id");
-    struct job *j = job_named(h, id);
     struct fl_job_id number;
+    struct job *j = NULL;
 
-    if (!j && fl_hex_parse(id, &number, sizeof(number)))
+    if (fl_hex_parse(id, &number, sizeof(number)))
         j = job_of(h, &BYTES_OF(number));
+    if (!j || !j->rec->connected)
+        j = job_named(h, id);
+    if (j && j->rec->delete_asked)
+        j = NULL;
     if (!j)
-        http_reply_error(req, 404, "Job %.80s does not exist", id);
+        http_reply_text(req, 404, "Job %.1000s does not exist", id);
     return j;
 }

@@ -129,7 +129,9 @@ static void names_of_jobs_are_checked(void **unused)
         { "../x", FL_INVALID },
         { "a/b", FL_INVALID },
         { ".hidden", FL_INVALID },
-        { "a b", FL_INVALID },
+        { "with spaces, and é", FL_OK },
+        { "a\tb", FL_INVALID },
+        { "a\\b", FL_INVALID },
         { "0123456789012345678901234567890123456789012345678901234567890123", FL_INVALID },
     };
 

@@ -376,8 +376,8 @@ static void a_driver_may_ask_for_resources(void **unused)
     t_str_eq(w->devices, "0");
     gpu.e4 = 40000;
     snprintf(second, sizeof(second), "%s", submit(&r, "four", &ask));
-    UNTIL(&r, job(&r, second)->rec->message);
-    t_has(job(&r, second)->rec->message, "waiting for resources");
+    UNTIL(&r, job(&r, second)->rec->has_group);
+    rig_turns(&r, 10);
     t_int_eq(job(&r, second)->rec->status, FL__JOB_STATUS__JOB_PENDING);
     fake_exit(&a, w, 0);
     UNTIL(&r, job(&r, first)->rec->cleaned);

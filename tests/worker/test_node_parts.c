@@ -185,7 +185,11 @@ static void env_rules(void **state)
         s.local_world = 4;
         s.master_addr = (char *)(uintptr_t) "10.0.0.9";
         s.master_port = 20001;
-        struct node_env_in in = { (const char *const *)parts, &s, &addr, "node-a", 3 };
+        struct node_env_in in = { .base = (const char *const *)parts,
+                                  .spec = &s,
+                                  .addr = &addr,
+                                  .node = "node-a",
+                                  .seat_fd = 3 };
 
         t_ok(node_env_make(&in, &env, &err), &err);
         snprintf(list, sizeof(list), "%s", r->has);

@@ -59,7 +59,7 @@ static void __attribute__((noreturn)) child_run(struct keeper *k, int news_fd, p
     sigset_t none;
 
     group_enter(&k->group);
-    setpgid(0, 0); /* kill(0, ...) in the worker means the worker */
+    (void)setsid(); /* kill(0, ...) in the worker means the worker, and no terminal is its own */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != keeper)
         _exit(127);

@@ -62,6 +62,22 @@ static void env_default(struct env *e, const char *name, const char *value)
         env_set(e, name, value);
 }
 
+/* value in front of what is there, as in a path. */
+static void env_lead(struct env *e, const char *name, const char *value)
+{
+    const char *was = env_get(e, name);
+    char *both = NULL;
+
+    if (!was || !*was) {
+        env_set(e, name, value);
+    } else if (asprintf(&both, "%s:%s", value, was) < 0) {
+        e->failed = true;
+    } else {
+        env_set(e, name, both);
+        free(both);
+    }
+}
+
 static void take_base(struct env *e, const char *const *base)
 {
     for (size_t i = 0; base && base[i] && e->n < ENV_MAX && !e->failed; i++) {
@@ -165,6 +181,8 @@ enum fl_status node_env_make(const struct node_env_in *in, char ***out, struct f
     take_base(&e, in->base);
     for (size_t i = 0; i < s->n_env; i++)
         env_set(&e, s->env[i]->name, s->env[i]->value);
+    if (in->python_path && *in->python_path)
+        env_lead(&e, "PYTHONPATH", in->python_path);
     set_devices(&e, s);
     set_ranks(&e, s, in->addr);
     set_address(&e, in->addr);

@@ -12,6 +12,7 @@ struct node_env_in {
     const Fl__WorkerSpec *spec;
     const struct node_addr *addr;
     const char *node;
+    const char *python_path; /* in front of PYTHONPATH; NULL or "": nothing */
     int seat_fd;
 };
 /* *out: ended by NULL, node_env_free(). FL_INVALID: a name with '=' or none. */

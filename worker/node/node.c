@@ -10,6 +10,7 @@
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
 #include "worker/node/nvml.h"
+#include "worker/node/package.h"
 #include "worker/node/stray.h"
 
 enum { END_SLACK_MS = 8000 /* over term and kill: draining output, telling the head */ };
@@ -309,6 +310,7 @@ static enum fl_status begin(struct node *n, struct fl_err *err)
     workers_adopt(n);
     FL_TRY(node_sock_open(n, err));
     FL_TRY(json_write(n, err));
+    FL_TRY(node_packages_create(n, &n->packages, err));
     FL_TRY(node_uplink_create(n, &n->up, err));
     fl_info("node ready to join name=%s start=%llu dir=%s %s", n->name,
             (unsigned long long)n->ident.me.start, n->dir, node_inventory_text(n->inventory, line));
@@ -352,6 +354,7 @@ void node_destroy(struct node *n)
         worker_destroy(w, false);
     node_strays_forget(n);
     node_uplink_destroy(n->up);
+    node_packages_destroy(n->packages);
     if (n->server)
         node_sock_close(n);
     if (n->json_path[0])

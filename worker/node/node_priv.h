@@ -29,7 +29,7 @@ enum {
     NODE_FENCE_TERM_MS = 2000,
     NODE_PUSH_BYTES = 64 << 10
 };
-enum { LANE_CONTROL = 0, LANE_LOGS = 1, LANE_RELAY = 2 };
+enum { LANE_CONTROL = 0, LANE_LOGS = 1, LANE_RELAY = 2, LANE_PACKAGES = 3 };
 
 struct node;
 struct worker;
@@ -147,6 +147,7 @@ void node_serve_drop(struct node *n);     /* the stream is gone: nobody waits an
 /* ---- node.c ------------------------------------------------------------------------------------
  */
 struct stray;   /* stray.c */
+struct packages; /* package.c */
 struct release; /* serve.c */
 struct node {
     struct fl_loop *loop;
@@ -163,6 +164,7 @@ struct node {
     struct tail *tail;
     struct stream_server *server;
     struct uplink *up;
+    struct packages *packages;
     struct release *releases;
     struct stray *strays; /* ended before it joins */
     struct {

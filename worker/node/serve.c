@@ -5,6 +5,7 @@
 #include "common/proto/methods.h"
 #include "common/proto/pb.h"
 #include "worker/node/node_priv.h"
+#include "worker/node/package.h"
 
 enum { PORTS_MAX = 256, PORTS_FROM = 20000 };
 
@@ -224,6 +225,7 @@ static void on_release(void *service, struct call_req *req, const struct wire_ms
 
 void node_serve_drop(struct node *n)
 {
+    node_packages_drop(n->packages);
     while (n->releases) {
         struct release *r = n->releases;
 
@@ -244,6 +246,10 @@ static void on_start(void *service, struct call_req *req, const struct wire_msg 
 
     if (!m)
         return;
+    if (req && node_may_start(n) && !node_packages_ready(n->packages, m)) {
+        node_packages_start(n->packages, req, m);
+        return;
+    }
     enum fl_status st = node_may_start(n)
                             ? worker_start(n, m, &err)
                             : fl_fail(&err, FL_CANCELLED, "node %s is ending", n->name);

@@ -13,6 +13,7 @@
 #include "common/proto/pb.h"
 #include "worker/node/devmem.h"
 #include "worker/node/env.h"
+#include "worker/node/package.h"
 #include "worker/node/seat.h"
 #include "worker/node/stray.h"
 
@@ -452,10 +453,38 @@ void worker_destroy(struct worker *w, bool remove_folder)
 /* ---- start and adopt ---------------------------------------------------------------------------
  */
 
+/* Where it starts: where it was told, else in the job's package, else where this daemon was
+ * started, as with Ray. Python finds the packages before all else. */
+static enum fl_status places(const struct worker *w, char cwd[FL_PATH_MAX],
+                             struct fl_str *python_path, struct fl_err *err)
+{
+    const Fl__WorkerSpec *s = w->spec;
+    bool dir = s->working_dir && *s->working_dir;
+    char path[FL_PATH_MAX];
+
+    for (size_t i = 0; i < s->n_py_modules; i++)
+        if (node_package_path(w->node->packages, s->py_modules[i], path))
+            fl_str_add(python_path, "%s%s", i ? ":" : "", path);
+    if (dir && node_package_path(w->node->packages, s->working_dir, path))
+        fl_str_add(python_path, "%s%s", python_path->len ? ":" : "", path);
+    if (python_path->cut)
+        return fl_fail(err, FL_INVALID, "the packages of %s make a PYTHONPATH of over 4095 bytes",
+                       w->name);
+    if (s->cwd && *s->cwd)
+        return fl_path(cwd, err, "%s", s->cwd);
+    if (dir)
+        return fl_path(cwd, err, "%s", path);
+    if (!getcwd(cwd, FL_PATH_MAX) || access(cwd, X_OK) < 0)
+        strcpy(cwd, "/"); /* it was removed since */
+    return FL_OK;
+}
+
 static enum fl_status spawn(struct worker *w, struct fl_err *err)
 {
     struct node *n = w->node;
     const Fl__WorkerSpec *s = w->spec;
+    char cwd[FL_PATH_MAX], python[4096];
+    struct fl_str python_path = FL_STR_ON(python);
     char **env = NULL, **argv = calloc(s->n_argv + 1, sizeof(*argv));
     int seat = -1;
     enum fl_status st =
@@ -467,6 +496,9 @@ static enum fl_status spawn(struct worker *w, struct fl_err *err)
                               .seat_fd = PROC_SEAT_FD };
 
     if (st == FL_OK)
+        st = places(w, cwd, &python_path, err);
+    in.python_path = fl_str_text(&python_path);
+    if (st == FL_OK)
         st = node_env_make(&in, &env, err);
     if (st == FL_OK)
         st = node_seat_make(n, w, &seat, err);
@@ -477,7 +509,7 @@ static enum fl_status spawn(struct worker *w, struct fl_err *err)
         .keeper = n->cfg.keeper,
         .argv = (const char *const *)argv,
         .env = (const char *const *)env,
-        .cwd = s->cwd && *s->cwd ? s->cwd : NULL,
+        .cwd = cwd,
         .dir = w->dir,
         .out_path = w->out.path,
         .err_path = w->err.path,
