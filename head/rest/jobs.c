@@ -204,7 +204,7 @@ static bool has_environment(const Fl__JobRec *r)
     return r->runtime_env && strcmp(r->runtime_env, "{}") != 0;
 }
 
-static json_t *message_of(const struct job *j)
+json_t *rest_job_message(const struct job *j)
 {
     static const char *const plain[] = { NULL, "Job is currently running.",
                                          "Job was intentionally stopped.",
@@ -241,7 +241,7 @@ json_t *rest_job_json(const struct job *j)
         "{s:s,s:o,s:s,s:o,s:s,s:s,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "type", "SUBMISSION",
         "job_id", r->connected ? rest_hex(&r->id) : json_null(), "submission_id", r->submission_id,
         "driver_info", driver_info(r), "status", job_status_name(r->status), "entrypoint",
-        r->entrypoint, "message", message_of(j), "error_type", rest_text(r->error_type),
+        r->entrypoint, "message", rest_job_message(j), "error_type", rest_text(r->error_type),
         "start_time", time_of(r->has_start_ms, r->start_ms), "end_time",
         time_of(r->has_end_ms, r->end_ms), "metadata", parsed(r->metadata), "runtime_env",
         parsed(r->runtime_env), "driver_agent_http_address", agent, "driver_node_id",

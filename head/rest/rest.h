@@ -40,6 +40,7 @@ json_t *rest_hex(const ProtobufCBinaryData *bytes); /* as text */
 json_t *rest_amount(int64_t e4);                    /* whole numbers as integers */
 const char *rest_group_state(Fl__GroupState s);
 const char *rest_seat_state(const struct seat *s);
+json_t *rest_job_message(const struct job *j); /* its own, or what Ray says of its status */
 json_t *rest_job_json(const struct job *j); /* Ray's JobDetails */
 /* text, with U+FFFD in place of what is no UTF-8. */
 void rest_add_utf8(struct fl_str *out, const char *text, size_t len);

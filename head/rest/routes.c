@@ -107,7 +107,9 @@ struct job *rest_job(struct head *h, struct http_req *req)
         j = job_named(h, id);
     if (j && j->rec->delete_asked)
         j = NULL;
-    if (!j)
+    if (!j && strncmp(http_req_path(req), "/api/furlong/", 13) == 0)
+        http_reply_error(req, 404, "Job %.300s does not exist", id);
+    else if (!j)
         http_reply_text(req, 404, "Job %.1000s does not exist", id);
     return j;
 }

@@ -82,7 +82,7 @@ static json_t *job_line(const struct job *j)
 
     return json_pack("{s:s,s:s,s:s,s:o,s:o,s:o,s:o,s:i,s:b}", "submission_id", r->submission_id,
                      "status", job_status_name(r->status), "entrypoint", r->entrypoint, "message",
-                     rest_text(r->message), "start_time", ms(r->has_start_ms, r->start_ms),
+                     rest_job_message(j), "start_time", ms(r->has_start_ms, r->start_ms),
                      "end_time", ms(r->has_end_ms, r->end_ms), "exit_code",
                      r->has_exit_code ? json_integer(r->exit_code) : json_null(), "driver_attempt",
                      (int)r->attempt, "stop_asked", (int)r->stop_asked);
