@@ -1,7 +1,9 @@
 #include "tests/xfer/epoch_rig.h"
 #include <inttypes.h>
 #include <stdlib.h>
+#include <time.h>
 #include "common/base/log.h"
+#include "transport/link/dev.h"
 
 /* clang-format off */
 static const struct xfer_tensor tensors[RIG_TENSORS] = { /* sorted by name */
@@ -176,13 +178,63 @@ static void proc_listen(struct rig_proc *p)
     p->live = true;
 }
 
+/* ---- memory: the fake's is ordinary memory, so it is looked at as the host's ---- */
+
+const char *rig_devices(void)
+{
+    return getenv("RIG_DEVICES");
+}
+
+static const struct gpu_info *device_of(const struct rig_proc *p)
+{
+    static struct gpu_info all[2];
+    size_t n = FL_LEN(all);
+    const struct gpu_ops *gpu;
+
+    if (!all[0].uuid[0]) {
+        t_ok(gpu_pick(&gpu, NULL), NULL);
+        t_ok(gpu->list(all, &n, NULL), NULL);
+    }
+    return &all[!p->source && strcmp(rig_devices(), "two") == 0];
+}
+
+static void place_of(const struct rig_proc *p, const char *addr, struct link_place *out)
+{
+    struct fl_err err = { 0 };
+    struct gpu_found found[2] = { 0 };
+
+    t_ok(link_place_here(addr, out, &err), &err);
+    if (!rig_devices())
+        return;
+    for (unsigned i = 0; i < 2; i++)
+        found[i] = (struct gpu_found){ .fd_shares = true, .peers = 3 };
+    found[0].info = *device_of(&(struct rig_proc){ .source = true });
+    found[1].info = *device_of(&(struct rig_proc){ .source = false });
+    t_ok(link_place_device(out, device_of(p)->uuid, found, 2, &err), &err);
+}
+
+static enum fl_status mem_new(const struct rig_proc *p, uint64_t bytes, struct link_mem *out,
+                              struct fl_err *err)
+{
+    return rig_devices() ? link_dev_alloc(device_of(p)->uuid, bytes, out, err)
+                         : link_mem_alloc(bytes, out, err);
+}
+
+static void mem_drop(struct link_mem *mem)
+{
+    if (mem->on_device)
+        link_dev_free(mem);
+    else
+        link_mem_free(mem);
+}
+
 /* ---- an engine ---- */
 
 static enum fl_status room(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err)
 {
     struct rig_proc *p = arg;
 
-    FL_TRY(link_mem_alloc(bytes, out, err));
+    FL_TRY(mem_new(p, bytes, out, err));
     memset(out->addr, 0xee, out->bytes);
     p->rooms++;
     return FL_OK;
@@ -193,7 +245,7 @@ static void done_with(void *arg, struct link_mem *mem)
     struct rig_proc *p = arg;
 
     t_true(p->reads != mem->addr, "the slot that serves is handed back");
-    link_mem_free(mem);
+    mem_drop(mem);
     p->rooms--;
 }
 
@@ -232,7 +284,17 @@ static void resume(void *arg)
     p->paused = false;
 }
 
-static const struct xfer_sink_ops engine_ops = { room, done_with, pause, flip, resume };
+static enum fl_status exchange(void *arg, struct link_mem *serves, struct link_mem *comes,
+                               struct fl_err *err)
+{
+    struct rig_proc *p = arg;
+
+    t_true(p->paused, "memory is exchanged under an engine that runs");
+    return link_dev_exchange(serves, comes, err);
+}
+
+static const struct xfer_sink_ops engine_ops = { room, done_with, pause, flip, resume, NULL };
+static const struct xfer_sink_ops fixed_ops = { room, done_with, pause, flip, resume, exchange };
 
 static void sink_open(struct rig_proc *p)
 {
@@ -243,12 +305,12 @@ static void sink_open(struct rig_proc *p)
                                 .slots = r->o.slots,
                                 .check_equal = r->o.check_equal,
                                 .local_dir = r->o.local_dir,
-                                .ops = &engine_ops,
+                                .ops = r->o.fixed ? &fixed_ops : &engine_ops,
                                 .arg = p };
     struct fl_err err = { 0 };
 
     proc_listen(p);
-    t_ok(link_place_here(r->o.addr_of_engines, &o.place, &err), &err);
+    place_of(p, r->o.addr_of_engines, &o.place);
     t_ok(xfer_sink_create(r->loop, p->port, &o, &p->sink, &err), &err);
 }
 
@@ -261,9 +323,9 @@ static void source_open(struct rig_proc *p)
     struct fl_err err = { 0 };
 
     proc_listen(p);
-    t_ok(link_place_here(NULL, &o.place, &err), &err);
+    place_of(p, NULL, &o.place);
     for (unsigned i = 0; i < o.n_slots; i++) {
-        t_ok(link_mem_alloc(p->mem_bytes, &p->slot[i], &err), &err);
+        t_ok(mem_new(p, p->mem_bytes, &p->slot[i], &err), &err);
         o.slot[i] = p->slot[i];
     }
     t_ok(xfer_source_create(r->loop, p->port, &o, &p->src, &err), &err);
@@ -306,7 +368,7 @@ void rig_init(struct rig *r, const struct rig_opts *o)
     t_ok(fl_log_level_set("error", NULL), NULL);
     *r = (struct rig){ .o = *o, .fds_before = t_open_fds(), .clock = { 1000000000 } };
     c = fl_held_clock(&r->clock);
-    t_ok(fl_loop_create(&c, &r->loop, &err), &err);
+    t_ok(fl_loop_create(o->real_clock ? NULL : &c, &r->loop, &err), &err);
     for (unsigned i = 0; i < o->n_sources; i++)
         add_proc(r, true, 0, i, o->n_sources, 1);
     for (unsigned e = 0; e < o->n_engines; e++)
@@ -338,7 +400,7 @@ static void proc_fini(struct rig_proc *p)
     xfer_sink_destroy(p->sink);
     t_int_eq(p->rooms, 0, "rooms of %s", p->me.name);
     for (unsigned i = 0; i < 2; i++)
-        link_mem_free(&p->slot[i]);
+        mem_drop(&p->slot[i]);
 }
 
 static void streams_close(struct rig_proc *p)
@@ -368,6 +430,9 @@ void rig_fini(struct rig *r)
     fl_loop_destroy(r->loop);
     for (unsigned i = 0; i < FL_LEN(r->model); i++)
         free(r->model[i]);
+    /* NCCL's thread ends communicators behind our back; on the fake their memory is descriptors */
+    for (unsigned i = 0; rig_devices() && i < 500 && t_open_fds() != r->fds_before; i++)
+        nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
     t_int_eq(t_open_fds(), r->fds_before, "descriptors");
 }
 
@@ -444,7 +509,13 @@ void rig_turn(struct rig *r)
         r->idle = 0;
         return;
     }
-    fl_loop_pass(r->loop, &r->clock, (++r->idle < LONG_IDLE ? SHORT_MS : LONG_MS) * 1000000);
+    if (r->o.real_clock)
+        return;
+    fl_loop_pass(r->loop, &r->clock,
+                 (++r->idle < LONG_IDLE ? SHORT_MS
+                  : rig_devices()       ? LONG_MS / 10
+                                        : LONG_MS) *
+                     1000000);
 }
 
 void rig_pass(struct rig *r, uint64_t ms)

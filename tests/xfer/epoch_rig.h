@@ -1,6 +1,7 @@
 /* tests/xfer/epoch_rig.h - a whole weight plane in one process: trainer ranks, engines, a driver
  *
  * Everybody talks over stream_pair on one loop with a clock that moves only while nothing happens.
+ * With RIG_DEVICES=same or two, all memory is of (fake) devices: one for both sides, or one each.
  * Bytes are compared with a reference model, never with what the plane says about itself. */
 #pragma once
 #include "tests/t.h"
@@ -48,6 +49,8 @@ struct rig_opts {
     enum xfer_slots slots;
     bool check_equal;
     const char *delta_dir, *local_dir;
+    bool fixed;      /* engines' addresses stay: memory is exchanged under them */
+    bool real_clock; /* threads of links take real time: then ours is, too       */
     const char *addr_of_engines; /* another address: no shm between trainer and engines */
     const struct link_ops *const *links;
     size_t n_links;
@@ -74,6 +77,7 @@ struct rig {
 };
 void rig_init(struct rig *r, const struct rig_opts *o);
 void rig_fini(struct rig *r); /* checks that no descriptor is left */
+const char *rig_devices(void); /* NULL: host memory */
 struct rig_proc *rig_source(struct rig *r, unsigned i);
 struct rig_proc *rig_engine(struct rig *r, unsigned party, unsigned rank);
 void rig_coord(struct rig *r, uint32_t attempt); /* replaces the one that is there, without a word */

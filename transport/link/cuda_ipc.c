@@ -225,14 +225,16 @@ static struct link_op *pull_ends(struct ipc *k, enum fl_status st, const struct 
 static void look_later(struct ipc *k, uint64_t now)
 {
     const struct ipc_pull *p = first_pull(k);
-    uint64_t due = p->began_ns + p->expect_ns;
+    uint64_t due = p->began_ns + p->expect_ns, in_ns = LOOK_AGAIN_NS;
 
     if (now + SPIN_AHEAD_NS < due)
-        fl_timer_arm(k->base.loop, &k->look, due - SPIN_AHEAD_NS);
+        in_ns = due - SPIN_AHEAD_NS - now;
     else if (now < due + SPIN_PAST_NS)
+        in_ns = 0;
+    if (in_ns == 0)
         fl_post(k->base.loop, &k->poll);
     else
-        fl_timer_arm(k->base.loop, &k->look, now + LOOK_AGAIN_NS);
+        fl_timer_arm(k->base.loop, &k->look, fl_loop_now_ns(k->base.loop) + in_ns);
 }
 
 /* One at a time: what its owner does then may close the link, or give another one's memory back. */

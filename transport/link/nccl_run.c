@@ -726,10 +726,12 @@ static void forget(struct nccl *k)
     nccl_lock();
     LIST_REMOVE(k, next);
     k->gone = true;
-    bool orphan = k->orphan;
+    bool orphan = k->orphan, last = LIST_EMPTY(&th.links);
 
     pthread_cond_broadcast(&th.gone);
     nccl_unlock();
+    for (struct nccl_ring *r = last ? th.rings : NULL; r; r = r->next)
+        ring_drop(r);
     if (orphan)
         nccl_free(k);
 }

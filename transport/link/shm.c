@@ -67,8 +67,8 @@ static bool shm_reaches(const struct link_place *a, const struct link_place *b,
                         struct fl_err *why_not)
 {
     if (a->gpu_uuid[0] || b->gpu_uuid[0]) {
-        fl_fail(why_not, FL_UNREACHABLE, "the weights at %s are on device %s", a->gpu_uuid[0] ? a->addr : b->addr,
-                a->gpu_uuid[0] ? a->gpu_uuid : b->gpu_uuid);
+        fl_fail(why_not, FL_UNREACHABLE, "the weights at %s are on device %s",
+                a->gpu_uuid[0] ? a->addr : b->addr, a->gpu_uuid[0] ? a->gpu_uuid : b->gpu_uuid);
         return false;
     }
     if (a->host_boot[0] && strcmp(a->host_boot, b->host_boot) == 0 && a->pid_ns == b->pid_ns &&

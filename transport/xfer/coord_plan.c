@@ -60,7 +60,13 @@ static bool is_source(const struct co_member *m)
 }
 
 /* A piece of a source, to be counted once among its replicas. */
-struct held { uint32_t tensor; uint64_t box; size_t order; const struct co_member *m; uint32_t piece; };
+struct held {
+    uint32_t tensor;
+    uint64_t box;
+    size_t order;
+    const struct co_member *m;
+    uint32_t piece;
+};
 
 static uint64_t box_hash(const struct xfer_tensor *t, const struct xfer_box *b)
 {
@@ -92,14 +98,14 @@ static size_t hold_all(struct xfer_coord *c, struct held *out)
             const struct xfer_tensor *t = &m->manifest->tensors[p->tensor];
 
             if (out)
-                out[n] = (struct held){ (uint32_t)(tensor_of(c, t->name) - c->tensors), box_hash(t, &p->box), n, m,
-                                        (uint32_t)i };
+                out[n] = (struct held){ (uint32_t)(tensor_of(c, t->name) - c->tensors),
+                                        box_hash(t, &p->box), n, m, (uint32_t)i };
         }
     return n;
 }
 
-/* Each box once; replicas of it must have the same digest. Sorted, so that hundreds of ranks with thousands of
- * pieces each cost a sort and not a comparison of each with each. */
+/* Each box once; replicas of it must have the same digest. Sorted, so that hundreds of ranks with
+ * thousands of pieces each cost a sort and not a comparison of each with each. */
 static enum fl_status add_sources(struct xfer_coord *c, uint64_t *bytes, struct fl_err *err)
 {
     size_t n = hold_all(c, NULL);
@@ -118,8 +124,9 @@ static enum fl_status add_sources(struct xfer_coord *c, uint64_t *bytes, struct 
 
         if (first && first->tensor == h->tensor && first->box == h->box) {
             if (memcmp(first->m->digests[first->piece], digest, sizeof(h->m->digests[0])) != 0)
-                st = fl_fail(err, FL_CORRUPT, "%s and %s hold different bytes of %s in version %" PRIu64, first->m->me.name,
-                             h->m->me.name, t->name, h->m->st.published);
+                st = fl_fail(err, FL_CORRUPT,
+                             "%s and %s hold different bytes of %s in version %" PRIu64,
+                             first->m->me.name, h->m->me.name, t->name, h->m->st.published);
             continue;
         }
         first = h;
@@ -225,8 +232,17 @@ static bool is_first(const struct co_member *m)
 }
 
 /* What most engines serve: the current version when the sources have gone on, or are gone. */
+/* As many serve the one as the other: what the source has published, else the later number. */
+static bool wins_tie(const struct xfer_version *v, const struct xfer_version *over,
+                     const struct xfer_version *published)
+{
+    if (published && (xfer_version_same(v, published) || xfer_version_same(over, published)))
+        return xfer_version_same(v, published);
+    return v->number > over->number;
+}
+
 static bool most_served(const struct xfer_coord *c, const uint64_t *number,
-                        struct xfer_version *out)
+                        const struct xfer_version *published, struct xfer_version *out)
 {
     unsigned best = 0;
 
@@ -238,7 +254,7 @@ static bool most_served(const struct xfer_coord *c, const uint64_t *number,
             continue;
         for (const struct co_member *o = c->members; o; o = o->next)
             n += is_first(o) && party_all(c, o->me.party, serves, &m->st.serving);
-        if (n > best) {
+        if (n > best || (n == best && n && wins_tie(&m->st.serving, out, published))) {
             best = n;
             *out = m->st.serving;
         }
@@ -315,7 +331,8 @@ static enum fl_status choose_target(struct xfer_coord *c, bool *from_sources, st
         c->target = now;
         return FL_OK;
     }
-    if (most_served(c, r->target.number || any ? &r->target.number : NULL, &most))
+    if (most_served(c, r->target.number || any ? &r->target.number : NULL,
+                    st == FL_OK ? &now : NULL, &most))
         c->target = any ? r->target : most;
     else if (st == FL_OK && (!(r->target.number || any) || now.number == r->target.number))
         c->target = any ? r->target : now;
@@ -434,12 +451,18 @@ static enum fl_status expect_digests(struct xfer_coord *c, struct fl_err *err)
     return FL_OK;
 }
 
-/* Planning is pure: the same question has the same plan, and from one step to the next it is the same. */
+/* Planning is pure: the same question has the same plan, and from one step to the next it is the
+ * same. */
 static XXH128_hash_t question_of(const struct xfer_plan_in *in)
 {
-    struct { uint64_t who[2], attempt, party, hash[2]; } m;
-    struct { uint64_t mode, slots, bucket, spare, share, sources, engines; } all = {
-        in->mode, in->slots, in->bucket_bytes, in->spare_bytes, in->may_share, in->n_sources, in->n_engines,
+    struct {
+        uint64_t who[2], attempt, party, hash[2];
+    } m;
+    struct {
+        uint64_t mode, slots, bucket, spare, share, sources, engines;
+    } all = {
+        in->mode,      in->slots,     in->bucket_bytes, in->spare_bytes,
+        in->may_share, in->n_sources, in->n_engines,
     };
     XXH3_state_t x;
 
@@ -460,7 +483,8 @@ static XXH128_hash_t question_of(const struct xfer_plan_in *in)
     return XXH3_128bits_digest(&x);
 }
 
-static enum fl_status plan_again(struct xfer_coord *c, const struct xfer_plan_in *in, struct fl_err *err)
+static enum fl_status plan_again(struct xfer_coord *c, const struct xfer_plan_in *in,
+                                 struct fl_err *err)
 {
     XXH128_hash_t q = question_of(in);
 

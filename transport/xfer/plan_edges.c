@@ -146,13 +146,28 @@ static bool add_receiver(struct planner *pl, uint32_t edge, uint32_t member)
     return true;
 }
 
+/* NCCL has no two ranks on one device, so two engines there take part in two broadcasts. */
+static bool shares_device(const struct planner *pl, uint32_t edge)
+{
+    const struct link_place *here = &pl->in->places[pl->in->n_sources + pl->engine];
+    uint32_t link = pl->out->edges[edge].link;
+
+    if (!here->gpu_uuid[0] || link == XFER_LINK_DISK || !(pl->links[link]->caps & LINK_CAST))
+        return false;
+    for (size_t i = 0; i < pl->n_to; i++)
+        if (pl->edge_of_to[i] == edge &&
+            strcmp(pl->in->places[pl->member_of_to[i]].gpu_uuid, here->gpu_uuid) == 0)
+            return true;
+    return false;
+}
+
 /* Does that edge bring the very same? */
 static bool same_edge(const struct planner *pl, uint32_t edge, const struct taken *t, size_t n,
                       uint64_t hash)
 {
     const struct xfer_edge *e = &pl->out->edges[edge];
 
-    if (pl->edge_hash[edge] != hash || e->from != t->from)
+    if (pl->edge_hash[edge] != hash || e->from != t->from || shares_device(pl, edge))
         return false;
     uint64_t bytes = 0, mine = 0;
 

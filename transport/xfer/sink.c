@@ -74,17 +74,43 @@ static void note_digests(struct xfer_sink *s)
 
 /* ---- the flip ---- */
 
+/* What has come takes the addresses of what serves. */
+static void exchange(struct xfer_sink *s)
+{
+    int a = s->view.slot, b = s->next.slot;
+    struct fl_err err = { 0 };
+
+    if (!s->ops->exchange || a < 0 || b < 0 || a == b)
+        return;
+    if (s->ops->exchange(s->arg, &s->slot[a], &s->slot[b], &err) != FL_OK) {
+        fl_warn("weights change their address member=\"%s\" why=\"%s\"", s->me.name, err.text);
+        return;
+    }
+    s->view.slot = b;
+    s->view.mem = s->slot[b];
+    s->next.slot = a;
+    s->next.mem = s->slot[a];
+    s->slot_gen[a] = ++s->gens; /* keys of either name other pages */
+    s->slot_gen[b] = ++s->gens;
+}
+
+static void flip_now(struct xfer_sink *s)
+{
+    exchange(s);
+    s->ops->flip(s->arg, &s->staged, &s->next.mem, &s->flipped_back);
+}
+
 static void do_flip(struct xfer_sink *s)
 {
     s->flipping = true;
     if (!s->pause_from_ns)
         s->pause_from_ns = fl_loop_now_ns(s->loop);
-    if (s->hold && !s->paused) {
+    if ((s->hold || s->ops->exchange) && !s->paused) {
         s->pausing = true;
         s->ops->pause(s->arg, &s->paused_back);
         return;
     }
-    s->ops->flip(s->arg, &s->staged, &s->next.mem, &s->flipped_back);
+    flip_now(s);
 }
 
 static void on_flipped(struct fl_task *t)
@@ -120,7 +146,7 @@ static void on_paused(struct fl_task *t)
     s->pausing = false;
     s->paused = true;
     if (s->flipping) {
-        s->ops->flip(s->arg, &s->staged, &s->next.mem, &s->flipped_back);
+        flip_now(s);
         return;
     }
     forget_version(s); /* nothing reads it any more: from here on it may be written */

@@ -119,6 +119,8 @@ static void edge_on_key(struct call_op *op, enum fl_status st, const struct wire
     }
     if (k)
         fl__xfer_key_is__free_unpacked(k, NULL);
+    if (take_wait_again(te, st)) /* the giver's end of the link is not open yet */
+        return;
     if (st != FL_OK) {
         fl_wrap(&err, st, "asking for the key");
         take_fail(t, te, te->e->first_bucket, st, &err);

@@ -1,0 +1,123 @@
+/* updates between devices: modes, addresses that stay, and what ends a broadcast */
+#include <stdlib.h>
+#include "common/base/fault.h"
+#include "tests/xfer/epoch_rig.h"
+#include "transport/link/dev.h"
+
+static bool two(void)
+{
+    return strcmp(rig_devices(), "two") == 0;
+}
+
+static void every_mode_brings_the_same(void **state)
+{
+    static const enum xfer_mode modes[] = { XFER_COPY, XFER_SHARE, XFER_P2P, XFER_AUTO };
+    struct rig r;
+
+    (void)state;
+    for (size_t m = 0; m < FL_LEN(modes); m++) {
+        struct rig_opts o = { .n_sources = 1, .n_engines = 2, .check_equal = true };
+
+        rig_init(&r, &o);
+        for (uint64_t v = 1; v <= 3; v++) {
+            rig_next(&r, v);
+            t_ok(rig_update(&r, modes[m], v), &r.err);
+            rig_check(&r);
+            rig_check_all_serve(&r, v);
+        }
+        rig_fini(&r);
+    }
+}
+
+static void shards_meet(void **state)
+{
+    struct rig_opts o = { .n_sources = 2, .n_engines = 1, .ranks = 2, .sharded = true };
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &o);
+    for (uint64_t v = 1; v <= 2; v++) {
+        rig_next(&r, v);
+        t_ok(rig_update(&r, XFER_P2P, v), &r.err);
+        rig_check(&r);
+        rig_check_all_serve(&r, v);
+    }
+    rig_fini(&r);
+}
+
+/* The memory under a captured graph is exchanged: what the engine reads stays where it was. */
+static void addresses_stay(void **state)
+{
+    struct rig_opts o = { .n_sources = 1, .n_engines = 2, .fixed = true };
+    const void *at[2] = { NULL, NULL };
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &o);
+    for (uint64_t v = 1; v <= 4; v++) {
+        rig_next(&r, v);
+        t_ok(rig_update(&r, XFER_COPY, v), &r.err);
+        rig_check(&r);
+        rig_check_all_serve(&r, v);
+        for (unsigned e = 0; e < 2; e++) {
+            const void *reads = rig_engine(&r, e, 0)->reads;
+
+            t_true(v == 1 || reads == at[e], "engine %u reads version %u elsewhere", e,
+                   (unsigned)v);
+            at[e] = reads;
+        }
+    }
+    rig_fini(&r);
+}
+
+/* A device without room for a second slot: the old version serves, and the way out is said. */
+static void no_room_keeps_the_old_version(void **state)
+{
+    struct rig_opts o = { .n_sources = 1, .n_engines = 1 };
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &o);
+    rig_next(&r, 1);
+    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_next(&r, 2);
+    t_ok(fl_fault_set("gpu.chunk:1=fail", NULL), NULL);
+    t_true(rig_update(&r, XFER_COPY, 2) != FL_OK);
+    t_ok(fl_fault_set("", NULL), NULL);
+    t_has(r.rep.first_left_behind.text, "with one slot");
+    rig_check(&r);
+    rig_check_all_serve(&r, 1);
+    t_ok(rig_update(&r, XFER_COPY, 2), &r.err);
+    rig_check_all_serve(&r, 2);
+    rig_fini(&r);
+}
+
+static void broadcast_goes_by_nccl(void **state)
+{
+    struct rig_opts o = { .n_sources = 1, .n_engines = 1, .real_clock = true };
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &o);
+    for (uint64_t v = 1; v <= 4; v++) {
+        rig_next(&r, v);
+        t_ok(rig_update(&r, XFER_BROADCAST, v), &r.err);
+        t_int_eq(r.rep.mode, XFER_BROADCAST);
+        rig_check(&r);
+        rig_check_all_serve(&r, v);
+    }
+    rig_fini(&r);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_mode_brings_the_same),
+        cmocka_unit_test(shards_meet),
+        cmocka_unit_test(addresses_stay),
+        cmocka_unit_test(no_room_keeps_the_old_version),
+        cmocka_unit_test(broadcast_goes_by_nccl), /* last: NCCL has no two ranks on one device */
+    };
+
+    return t_run_("epoch on devices", tests, FL_LEN(tests) - (two() ? 0 : 1));
+}
