@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -253,6 +254,7 @@ enum fl_status cli_daemon_end(const struct cli_daemon *d, uint32_t term_ms, stru
                          (int)d->pid);
     }
     close(fd);
+    (void)waitpid(d->pid, NULL, WNOHANG); /* ours if this command started it: it shall not stay a zombie */
     return st;
 }
 

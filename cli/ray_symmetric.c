@@ -163,14 +163,15 @@ static void end_cluster(const struct cli_cluster *c)
 {
     struct cli_daemon *d;
     struct fl_err err = { 0 };
-    size_t n;
+    size_t n, ended = 0;
 
-    (void)cli_call(c, "POST", "/api/furlong/shutdown", NULL, 10000, NULL, &err); /* what is left is ended below */
     if (cli_daemons_find(&d, &n, &err) != FL_OK)
         return;
+    (void)cli_call(c, "POST", "/api/furlong/shutdown", NULL, 10000, NULL, &err); /* what is left is ended below */
     for (size_t i = n; i-- > 0;)
-        if (!d[i].private && !cli_daemon_wait(&d[i], 15000))
-            (void)cli_daemon_end(&d[i], 5000, &err);
+        if (!d[i].private)
+            ended += cli_daemon_wait(&d[i], 15000) || cli_daemon_end(&d[i], 5000, &err) == FL_OK;
+    printf("Stopped all %zu Ray processes.\n", ended);
     cli_daemons_free(d, n);
 }
 
