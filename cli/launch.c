@@ -226,7 +226,7 @@ static enum fl_status join_all(struct launch *l, bool *done, struct fl_err *err)
                        "start it with --node-ip-address, or let this command start it", address + 10);
     snprintf(gpus, sizeof(gpus), "--num-gpus=%lld", (long long)l->node_gpus);
     snprintf(wait, sizeof(wait), "--wait=%lld", (long long)(l->wait_s > 20 ? 20 : l->wait_s));
-    const char *command[] = { program, "start", address, wait, "--if-needed", "--token-stdin",
+    const char *command[] = { program, "start", address, wait, "--if-needed", "--token-stdin", "--node-name=%h",
                               l->node_gpus >= 0 ? gpus : NULL, NULL };
     struct ssh_run r = { .command = command, .input = *l->cluster.token ? l->cluster.token : "\n", .wait_ms = SSH_MS };
 

@@ -81,6 +81,17 @@ static int input_pipe(const char *text)
     return fds[0];
 }
 
+/* A host's name has no letter that a shell would read: hosts_parse() saw to that. */
+static char *for_host(const char *command, const char *host)
+{
+    const char *at = strstr(command, "%h");
+    char *line = NULL;
+
+    if (!at)
+        return strdup(command);
+    return asprintf(&line, "%.*s%s%s", (int)(at - command), command, host, at + 2) < 0 ? NULL : line;
+}
+
 static enum fl_status start(struct all *a, size_t i, struct fl_err *err)
 {
     posix_spawn_file_actions_t files;
@@ -89,10 +100,13 @@ static enum fl_status start(struct all *a, size_t i, struct fl_err *err)
     int fds[2], in = input_pipe(a->r->input), rc;
     struct one *o = &a->ones[i];
 
+    char *command = for_host(a->command, host_bare(a->h->names[i]));
+
     a->words[a->n_words] = a->h->names[i];
-    a->words[a->n_words + 1] = a->command;
+    a->words[a->n_words + 1] = command;
     a->words[a->n_words + 2] = NULL;
-    if (in < 0 || pipe2(fds, O_CLOEXEC) < 0) {
+    if (!command || in < 0 || pipe2(fds, O_CLOEXEC) < 0) {
+        free(command);
         if (in >= 0)
             close(in);
         return fl_fail_errno(err, "pipes for ssh to %s", a->h->names[i]);
@@ -110,6 +124,7 @@ static enum fl_status start(struct all *a, size_t i, struct fl_err *err)
     rc = posix_spawnp(&o->pid, a->words[0], &files, &how, (char *const *)a->words, environ);
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&how);
+    free(command);
     close(in);
     close(fds[1]);
     if (rc) {

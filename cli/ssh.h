@@ -3,7 +3,7 @@
 #include "cli/hosts.h"
 
 struct ssh_run {
-    const char *const *command; /* words for the remote shell, quoted here; NULL-terminated */
+    const char *const *command; /* words for the remote shell, quoted here; NULL-terminated. %h is the host's name */
     const char *input;          /* its standard input; NULL: none. Secrets go here, not into command lines */
     uint32_t wait_ms;           /* for all of them together */
 };

@@ -22,14 +22,14 @@ def sshd(places, root):
     os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
     _key(f"{root}/host")
     _key(f"{root}/user")
-    shutil.copy(f"{root}/user.pub", f"{root}/authorized")
     known, config, servers = [], [], []
     with open(f"{root}/host.pub", encoding="ascii") as f:
         public = " ".join(f.read().split()[:2])
     for i, p in enumerate(places[1:], 2):
         keep = [f"{k}={v}" for k, v in p.env.items() if k.startswith("FURLONG_") or k in ("PATH", "HOME")]
+        shutil.copy(f"{root}/user.pub", f"{root}/authorized{i}")
         with open(f"{root}/sshd{i}", "w", encoding="ascii") as f:
-            f.write(f"Port 2222\nListenAddress 10.77.0.{i}\nHostKey {root}/host\nAuthorizedKeysFile {root}/authorized\nUsePAM no\n"
+            f.write(f"Port 2222\nListenAddress 10.77.0.{i}\nHostKey {root}/host\nAuthorizedKeysFile {root}/authorized{i}\nUsePAM no\n"
                     f"StrictModes no\nPidFile none\nLogLevel ERROR\nSetEnv " + " ".join(f'"{x}"' for x in keep) + "\n")
         servers.append(subprocess.Popen(["ip", "netns", "exec", p.netns, binary, "-D", "-e", "-f", f"{root}/sshd{i}"],
                                         stdout=subprocess.DEVNULL, stderr=open(f"{root}/sshd{i}.log", "w", encoding="ascii")))

@@ -92,14 +92,16 @@ def test_P119_a_host_that_fails_is_named_and_nothing_is_left():
         broken = write(f"{root}/broken-shell", "#!/bin/sh\necho this shell is broken >&2\nexit 9\n")
         os.chmod(broken, 0o755)
         for name, line, wanted in (
-                ("unknown host", "nowhere.invalid", "nowhere.invalid"),
-                ("nobody answers", "10.77.0.77", "10.77.0.77"),
-                ("no such program there", "n3", "n3")):
+                ("unknown host", "nowhere.invalid", "nowhere.invalid: "),
+                ("nobody answers", "10.77.0.77", "10.77.0.77: "),
+                ("broken login shell", "n3", "n3: this shell is broken (exit code 9)")):
             began = time.monotonic()
             file = write(f"{root}/hosts", f"n2\n\n# a comment\n{line}\n")
-            more = ["--remote-program=/nonexistent/furlong"] if line == "n3" else []
-            r = places[0].furlong(*TRAIN, f"--hostfile={file}", "--node-gpus=1", *more, env=env, seconds=60)
-            assert r.code == 1 and wanted in r.err, (name, r)
+            if line == "n3":
+                key = open(f"{root}/user.pub", encoding="ascii").read()
+                write(f"{root}/authorized3", f'command="{broken}" {key}')
+            r = places[0].furlong(*TRAIN, f"--hostfile={file}", "--node-gpus=1", env=env, seconds=60)
+            assert r.code == 1 and wanted in r.err.splitlines()[-1], f"{name}: {r}"
             assert time.monotonic() - began < 30 * harness.SLOW, (name, time.monotonic() - began)
             nothing_left(places)
         for text, wanted in (("", "names no host"), ("n[1-\n", "line 1"), ("n2\n-oProxyCommand=x\n", "line 2: '-oProxyCommand=x' is no host name")):
