@@ -10,7 +10,7 @@
 #include "common/base/loop.h"
 #include "common/base/str.h"
 
-enum { POLL_MS = 20000, ASK_MS = 30000, BACK_OFF_MS = 200, STOP_MS = 10000, BAR_CELLS = 24 };
+enum { POLL_MS = 20000, ASK_MS = 30000, BACK_OFF_MS = 200, STOP_MS = 10000, BAR_CELLS = 24, OWN_MAX = 2, OWN_GRACE_MS = 1000 };
 
 /* One of the two things that are read to their end: the log's bytes and the step records. */
 struct reader {
@@ -34,6 +34,13 @@ struct follow {
     uint64_t away_since_ns; /* 0: the head answers */
     bool head_away_said, bar_drawn, line_open;
     struct cli_end *end;
+    struct own_watch {
+        struct follow *f;
+        struct fl_watch *watch;
+        int fd;
+    } own[OWN_MAX];
+    struct fl_timer own_due; /* the job's end may be on its way still */
+    const struct cli_daemon *own_gone;
     bool stop_sent;
     enum fl_status st;
     struct fl_err err;
@@ -204,6 +211,45 @@ static void ask(struct reader *r)
         away(r, &err);
 }
 
+/* ==== a private cluster's own daemons ============================================================== */
+static void on_own_due(struct fl_timer *t, uint64_t now_ns)
+{
+    struct follow *f = container_of(t, struct follow, own_due);
+    bool head = f->own_gone->kind == 'h';
+
+    (void)now_ns;
+    *f->how->own_ended = true;
+    (void)fl_fail(&f->err, FL_UNREACHABLE,
+                  "the %s of this private cluster (pid %d) ended before the run had, which ends the run; its log: "
+                  "%.120s/furlong-%s.log",
+                  head ? "head" : "worker daemon", (int)f->own_gone->pid, f->how->own_logs, head ? "head" : "node");
+    bar_clear(f);
+    give_up(f, FL_UNREACHABLE);
+}
+
+static void on_own_ended(void *arg, unsigned events)
+{
+    struct own_watch *w = arg;
+    struct follow *f = w->f;
+
+    (void)events;
+    fl_watch_events(w->watch, 0);
+    if (f->own_gone)
+        return;
+    f->own_gone = &f->how->own[w - f->own];
+    fl_timer_arm_in(f->loop, &f->own_due, OWN_GRACE_MS);
+}
+
+static enum fl_status own_watch(struct follow *f, struct fl_err *err)
+{
+    enum fl_status st = FL_OK;
+
+    for (size_t i = 0; i < f->how->n_own && i < OWN_MAX && st == FL_OK; i++)
+        st = cli_daemon_watch(&f->how->own[i], f->loop, on_own_ended, &f->own[i], &f->own[i].fd,
+                              &f->own[i].watch, err);
+    return st;
+}
+
 /* ==== Ctrl-C ======================================================================================= */
 static void on_stop_answer(struct http_call *call, enum fl_status st, struct http_answer *a,
                            const struct fl_err *err)
@@ -259,8 +305,13 @@ enum fl_status cli_follow(const struct cli_cluster *c, const char *job, const st
     f.steps = (struct reader){ .f = &f, .call = { .done = on_answer }, .again = { .fire = on_again },
                                .take = take_steps, .what = "steps", .query = "from" };
     f.stop.done = on_stop_answer;
+    f.own_due.fire = on_own_due;
+    for (size_t i = 0; i < OWN_MAX; i++)
+        f.own[i] = (struct own_watch){ .f = &f, .fd = -1 };
     if (st == FL_OK)
         st = fl_signals_create(f.loop, signals, FL_LEN(signals), on_signal, &f, &sig, err);
+    if (st == FL_OK)
+        st = own_watch(&f, err);
     if (st == FL_OK)
         st = http_client_create(f.loop, &f.client, err);
     if (st == FL_OK) {
@@ -273,6 +324,9 @@ enum fl_status cli_follow(const struct cli_cluster *c, const char *job, const st
         if (st != FL_OK && err)
             *err = f.err;
     }
+    for (size_t i = 0; i < OWN_MAX; i++)
+        cli_daemon_unwatch(f.own[i].watch, f.own[i].fd);
+    fl_timer_cancel(&f.own_due);
     fl_timer_cancel(&f.log.again);
     fl_timer_cancel(&f.steps.again);
     http_client_destroy(f.client);

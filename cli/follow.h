@@ -4,6 +4,7 @@
  * twice or lost. Ctrl-C once stops the job and waits for its end, a second one stops waiting. */
 #pragma once
 #include "cli/api.h"
+#include "cli/daemons.h"
 
 enum cli_show {
     CLI_SHOW_LOG,   /* the job's output as it comes, to stdout                  */
@@ -16,6 +17,10 @@ struct cli_follow {
     bool bar;             /* a progress bar on stderr, which is a terminal       */
     int64_t total;        /* steps of the run, for the bar; 0: not known         */
     uint32_t away_max_ms; /* a head that is away for longer ends the watching    */
+    const struct cli_daemon *own; /* of a private cluster, at most 2: nobody starts them again */
+    size_t n_own;
+    const char *own_logs; /* their folder                                        */
+    bool *own_ended;      /* set: one of them ended before the job               */
 };
 struct cli_end {
     int exit_code; /* the job's, 128 + signal if it was killed; 1 if it never ran */

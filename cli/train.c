@@ -1,3 +1,5 @@
+#include <glob.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +15,7 @@
 #include "common/base/str.h"
 #include "common/conf/train_flags.h"
 
-enum { READY_MS = 15000, END_MS = 30000, AWAY_MS = 600000, DRIVER_RESTARTS = 3 };
+enum { READY_MS = 15000, END_MS = 30000, ORPHAN_S = 5, KEEPERS_MS = 20000, AWAY_MS = 600000, DRIVER_RESTARTS = 3 };
 
 struct train {
     struct cli_common common;
@@ -24,6 +26,7 @@ struct train {
     char run_dir[FL_PATH_MAX], id[CLI_JOB_BYTES];
     struct cli_daemon own[2]; /* of a private cluster: head, node */
     size_t n_own;
+    bool own_ended; /* one of them, before the run */
 };
 static const struct fl_opt own_opts[] = {
     { FL_OPT_TEXT, "address", .arg = "HOST:PORT", .at = offsetof(struct train, common.address),
@@ -77,11 +80,12 @@ static int64_t devices_needed(const struct train_flags *f)
 
 static enum fl_status start_private(struct train *t, struct cli_cluster *c, struct fl_err *err)
 {
-    char state[FL_PATH_MAX + 32], logs[FL_PATH_MAX], gpus[40], address[CLI_URL_BYTES];
+    char state[FL_PATH_MAX + 32], logs[FL_PATH_MAX], gpus[40], orphan[40], cluster[16], address[CLI_URL_BYTES];
     json_t *info;
 
     FL_TRY(fl_path(logs, err, "%s/logs", t->run_dir));
     snprintf(state, sizeof(state), "--state-dir=%s/cluster", t->run_dir);
+    snprintf(orphan, sizeof(orphan), "--orphan-timeout=%d", ORPHAN_S);
     snprintf(gpus, sizeof(gpus), "--num-gpus=%lld",
              (long long)(t->num_gpus_given ? t->num_gpus : devices_needed(&t->flags)));
     FL_TRY(cli_daemon_start("furlong-head",
@@ -91,18 +95,56 @@ static enum fl_status start_private(struct train *t, struct cli_cluster *c, stru
                             logs, READY_MS, &info, err));
     t->own[t->n_own++] = (struct cli_daemon){ .kind = 'h', .pid = (pid_t)cli_int(info, "pid"),
                                               .start_time = (uint64_t)cli_int(info, "start_time") };
+    snprintf(cluster, sizeof(cluster), "%.8s", cli_text(info, "cluster"));
     snprintf(c->url, sizeof(c->url), "%s%s", strstr(cli_text(info, "http"), "://") ? "" : "http://",
              cli_text(info, "http"));
     snprintf(address, sizeof(address), "--address=%s", cli_text(info, "address"));
     json_decref(info);
     FL_TRY(cli_daemon_start("furlong-node",
-                            (const char *const[]){ address, "--private", "--node-ip-address=127.0.0.1",
+                            (const char *const[]){ address, "--private", orphan, "--node-ip-address=127.0.0.1",
                                                    "--node-name=local", gpus, state, NULL },
                             logs, READY_MS, &info, err));
     t->own[t->n_own++] = (struct cli_daemon){ .kind = 'n', .pid = (pid_t)cli_int(info, "pid"),
                                               .start_time = (uint64_t)cli_int(info, "start_time") };
+    (void)FL_COPY(t->own[1].dir, cli_text(info, "sock")); /* <folder>/node.sock */
+    char *slash = strrchr(t->own[1].dir, '/');
+    if (slash)
+        *slash = '\0';
     json_decref(info);
+    slash = strrchr(t->own[1].dir, '/'); /* the head's own folder lies beside it */
+    if (slash)
+        (void)fl_path(t->own[0].dir, NULL, "%.*s/h-%s", (int)(slash - t->own[1].dir), t->own[1].dir, cluster);
     return FL_OK;
+}
+
+/* Keepers that lost their daemon end by themselves, after --orphan-timeout: each takes its socket away. */
+static void keepers_wait(const char *node_dir)
+{
+    enum { LOOK_MS = 50 };
+    char pattern[FL_PATH_MAX];
+    glob_t g;
+
+    if (fl_path(pattern, NULL, "%s/w/*/keep.sock", node_dir) != FL_OK)
+        return;
+    for (int waited = 0; waited < KEEPERS_MS && glob(pattern, GLOB_NOSORT, NULL, &g) == 0; waited += LOOK_MS) {
+        globfree(&g);
+        (void)poll(NULL, 0, LOOK_MS);
+    }
+}
+
+/* What a daemon that was killed leaves in the runtime folder. */
+static void sweep_private(const struct train *t)
+{
+    struct fl_err err = { 0 };
+    const char *dir = t->own[1].dir;
+
+    if (!*dir)
+        return;
+    keepers_wait(dir);
+    if (fl_tree_remove(dir, &err) != FL_OK)
+        (void)cli_failed("furlong train", &err);
+    if (*t->own[0].dir && fl_tree_remove(t->own[0].dir, &err) != FL_OK)
+        (void)cli_failed("furlong train", &err);
 }
 
 /* The head ends by itself when its job has: this only waits, and forces it when that takes too long. */
@@ -115,6 +157,8 @@ static void end_private(struct train *t, bool at_once)
         if ((at_once || !cli_daemon_wait(&t->own[i], END_MS)) &&
             cli_daemon_end(&t->own[i], 10000, &err) != FL_OK)
             (void)cli_failed("furlong train", &err);
+    if (t->own_ended)
+        sweep_private(t);
     if (t->n_own && fl_path(state, NULL, "%s/cluster", t->run_dir) == FL_OK &&
         fl_tree_remove(state, &err) != FL_OK)
         (void)cli_failed("furlong train", &err);
@@ -165,11 +209,15 @@ static json_t *submission(const struct train *t, const struct fl_opts *o)
 
 static int run(struct train *t, const struct fl_opts *o)
 {
+    char logs[FL_PATH_MAX] = "";
     struct cli_follow how = {
         .show = t->common.json ? CLI_SHOW_STEPS : CLI_SHOW_LOG,
         .bar = isatty(STDERR_FILENO) && isatty(STDOUT_FILENO) && !t->common.json,
         .total = t->flags.num_rollout,
         .away_max_ms = AWAY_MS,
+        .own = t->own,
+        .own_logs = logs,
+        .own_ended = &t->own_ended,
     };
     struct cli_cluster c = { 0 };
     struct fl_err err = { 0 };
@@ -193,9 +241,11 @@ static int run(struct train *t, const struct fl_opts *o)
     for (unsigned i = 0; i < t->flags.n_notes; i++)
         fprintf(stderr, "%s\n", t->flags.notes[i]);
     fprintf(stderr, "job %s on %s%s, recorded in %s\n", id, c.url, t->n_own ? " (private)" : "", t->run_dir);
+    how.n_own = t->n_own;
+    (void)fl_path(logs, NULL, "%s/logs", t->run_dir); /* made a moment ago: it is not too long */
     int rc = cli_watch(o->program, &c, id, &how);
     if (rc != 130) { /* the user left a run behind on purpose */
-        end_private(t, false);
+        end_private(t, t->own_ended);
         launch_end(&t->launch);
     }
     return rc;

@@ -446,12 +446,25 @@ static void say_running(struct job *j, struct seat *d)
         followers_wake(j);
 }
 
+static bool no_node_left(struct head *h)
+{
+    struct node *n, *tmp;
+
+    HASH_ITER (hh, h->nodes, n, tmp)
+        if (n->rec->fate == FL__NODE_FATE__NODE_IN)
+            return false;
+    return h->nodes != NULL;
+}
+
 static void settle(struct head *h, struct job *j)
 {
     struct seat *d = job_driver(j);
     bool idle = !d || d->rec->state == FL__SEAT_STATE__SEAT_CLOSED ||
                 (d->rec->state == FL__SEAT_STATE__SEAT_WAITING && !d->rec->ending);
 
+    if (!job_over(j) && idle && h->cfg.until_idle && no_node_left(h))
+        finish(j, FL__JOB_STATUS__JOB_FAILED, NULL, "JOB_SUPERVISOR_ACTOR_DIED",
+               "The only worker daemon of this private cluster was lost, and no other comes.");
     if (job_over(j)) {
         if (!j->rec->cleaned)
             clean(h, j);

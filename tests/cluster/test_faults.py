@@ -181,6 +181,33 @@ def test_ctrl_c_stops_the_job_and_leaves_nothing():
         assert p.left_behind() == []
 
 
+PRIVATE = {"n": "the worker daemon of this private cluster", "h": "the head of this private cluster"}
+
+
+def test_a_private_cluster_that_loses_its_head_or_daemon_ends_and_says_so():
+    for kind, words in PRIVATE.items():
+        with place() as p, harness.saying(words):
+            run = Run(p, "--num-rollout=100000", *FLAGS[1:])
+            sub = run.start()
+            run.wait_step(0)
+            os.kill(p.info(kind)[0]["pid"], signal.SIGKILL)
+            out, err = sub.communicate(timeout=30 * harness.SLOW)
+            assert sub.returncode == 1 and words in err, (sub.returncode, out, err)
+            assert p.left_behind() == []
+
+
+def test_a_private_cluster_ends_by_itself_when_nobody_watches_it():
+    for kind, words in PRIVATE.items():
+        with place() as p, harness.saying(words):
+            run = Run(p, "--num-rollout=100000", *FLAGS[1:], env={"FURLONG_NODE_SILENT_MS": "1500"})
+            sub = run.start()
+            run.wait_step(0)
+            sub.kill()
+            sub.communicate()
+            os.kill(p.info(kind)[0]["pid"], signal.SIGKILL)
+            wait_for("the end of all of it", lambda: not p.processes(), 30)
+
+
 def test_a_head_on_an_older_journal_harms_nothing():
     import shutil
     with place() as p:

@@ -18,7 +18,7 @@ struct keep_spec {
     char **argv, **env;
     const char *cwd, *dir, *out_path, *err_path;
     uint64_t memory_max_bytes, log_max_bytes;
-    uint32_t term_ms, kill_ms;
+    uint32_t term_ms, kill_ms, orphan_ms;
     bool has_seat;
 };
 /* false: why says what is wrong with it. */
@@ -48,6 +48,7 @@ struct keeper {
     char asked_text[FORM_WHY_MAX + 1];
     uint64_t asked_ms, term_due_ms,
         kill_due_ms; /* kill_due: the last word, what is left is counted */
+    uint64_t orphan_due_ms; /* 0: a daemon listens, or it may be away for good */
     bool killing;
     unsigned tree_ended, tree_left;
 };

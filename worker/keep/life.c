@@ -209,6 +209,26 @@ static void kill_round(struct keeper *k, uint64_t now)
     }
 }
 
+/* The daemon of a private cluster does not come back: nobody else would end this tree. */
+static void look_for_daemon(struct keeper *k, uint64_t now)
+{
+    bool heard = k->asked || k->spec.orphan_ms == 0;
+    char text[96];
+
+    for (unsigned i = 0; i < KEEP_CLIENTS && !heard; i++)
+        heard = k->clients[i] >= 0;
+    if (heard)
+        k->orphan_due_ms = 0;
+    else if (!k->orphan_due_ms)
+        k->orphan_due_ms = now + k->spec.orphan_ms;
+    if (!k->orphan_due_ms || now < k->orphan_due_ms)
+        return;
+    snprintf(text, sizeof(text), "its daemon was away for %.1f s (--orphan-timeout)",
+             k->spec.orphan_ms / 1000.0);
+    k->orphan_due_ms = 0;
+    keep_stop(k, PROC_STOPPED, text, k->spec.term_ms, k->spec.kill_ms);
+}
+
 void keep_advance(struct keeper *k)
 {
     uint64_t now = keep_now_ms();
@@ -220,6 +240,7 @@ void keep_advance(struct keeper *k)
         k->phase = KEEP_ENDED;
         return;
     }
+    look_for_daemon(k, now);
     if ((k->worker_over && !k->asked) || (k->asked && now >= k->term_due_ms))
         kill_round(k, now);
     if (!k->killing)

@@ -49,6 +49,9 @@ static void take(struct keep_spec *s, const struct form_field *f, size_t *n_arg,
     case FORM_KILL_MS:
         s->kill_ms = (uint32_t)form_u64(f);
         break;
+    case FORM_ORPHAN_MS:
+        s->orphan_ms = (uint32_t)form_u64(f);
+        break;
     case FORM_HAS_SEAT:
         s->has_seat = form_u64(f) != 0;
         break;

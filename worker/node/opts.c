@@ -27,7 +27,7 @@ const struct fl_opt node_opts[] = {
     { FL_OPT_INT, "ready-fd", .arg = "N", .fallback = "-1", .min = -1, .max = 1 << 20, AT(ready_fd),
       .help = "gets node.json as one line, or {\"error\": ...}" },
     { FL_OPT_INT, "orphan-timeout", .arg = "SECONDS", .fallback = "0", .max = 31536000, AT(orphan_s),
-      .help = "without a head for so long: ends its workers and itself; 0: never" },
+      .help = "without a head for so long: ends its workers and itself; workers without it for so long end; 0: never" },
     { FL_OPT_INT, "wait", .arg = "SECONDS", .fallback = "30", .max = 86400, AT(wait_s),
       .help = "how long to wait for the head at the start" },
     { FL_OPT_BYTES, "log-max-bytes", .arg = "BYTES", .fallback = "64MiB", AT(log_max_bytes),

@@ -517,6 +517,7 @@ static enum fl_status spawn(struct worker *w, struct fl_err *err)
         .log_max_bytes = n->cfg.log_max_bytes,
         .term_ms = s->has_term_ms ? s->term_ms : NODE_TERM_MS,
         .kill_ms = s->has_kill_ms ? s->kill_ms : NODE_KILL_MS,
+        .orphan_ms = (uint32_t)(n->cfg.orphan_s < UINT32_MAX / 1000 ? n->cfg.orphan_s * 1000 : UINT32_MAX),
         .device_uuids = (const char *const *)s->device_ids,
         .n_devices = s->n_device_ids,
         .seat_fd = seat,

@@ -18,7 +18,7 @@ struct proc_spec { /* borrowed for the call */
     const char *cwd, *dir;                /* dir: keeper's socket, spec, exit record */
     const char *out_path, *err_path;
     uint64_t memory_max_bytes, log_max_bytes;
-    uint32_t term_ms, kill_ms;
+    uint32_t term_ms, kill_ms, orphan_ms; /* orphan_ms: without a daemon for so long; 0: for ever */
     const char *const *device_uuids;
     size_t n_devices;
     int seat_fd; /* becomes descriptor PROC_SEAT_FD of the worker; -1: none */
