@@ -148,9 +148,12 @@ struct seat {
 };
 
 /* ---- jobs ---- */
+struct recall;
 struct steps {
     char **json;
-    uint64_t next; /* number of the next one */
+    uint64_t next;         /* number of the next one */
+    struct recall *recall; /* being read from the run's folder */
+    bool recalled;
 };
 struct follower;
 struct tail;
@@ -359,7 +362,8 @@ void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after
 void seat_dirty(struct seat *s);
 enum fl_status seat_again(struct seat *s, bool counts, struct fl_err *err);
 struct node *seat_node(const struct seat *s);
-const Fl__LayoutRank *seat_rank(const struct seat *s); /* as placed; NULL: a driver, or its group has gone */
+const Fl__LayoutRank *seat_rank(
+    const struct seat *s);         /* as placed; NULL: a driver, or its group has gone */
 void members_push(struct head *h); /* at the end of this turn */
 void members_push_now(struct head *h);
 void members_fill(struct head *h, const struct seat *s, Fl__Where *w, Fl__SeatRef *ref);
@@ -404,6 +408,9 @@ enum fl_status decision_explain(const Fl__DecisionRec *d, struct fl_str *lines, 
 enum fl_status steps_add(struct job *j, const char *json, struct fl_err *err);
 void steps_fini(struct steps *s);
 const char *steps_get(const struct steps *s, uint64_t number); /* NULL: not there any more */
+/* Those of a run that ended before this head began, from steps.jsonl of its folder where that can
+ * be read here; once, and followers of steps wait for it. */
+void steps_recall(struct job *j);
 
 enum fl_status joblog_push(struct job *j, const Fl__LogPush *m, const char *node, uint64_t *next,
                            struct fl_err *err);

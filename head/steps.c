@@ -1,9 +1,34 @@
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "common/base/file.h"
 #include "head/state.h"
 
-enum { KEPT = HEAD_STEPS_KEPT };
+enum { KEPT = HEAD_STEPS_KEPT, RECALL_BYTES = 8 << 20 };
+
+static bool is_object(const char *json, size_t len, json_error_t *why)
+{
+    json_t *parsed = json_loadb(json, len, JSON_REJECT_DUPLICATES, why);
+    bool object = json_is_object(parsed);
+
+    if (parsed && !object)
+        (void)FL_COPY(why->text, "this is none");
+    json_decref(parsed);
+    return object;
+}
+
+static void put(struct steps *s, char *json_take)
+{
+    if (!s->json)
+        s->json = must(calloc(KEPT, sizeof(*s->json)));
+    char **at = &s->json[s->next % KEPT];
+    free(*at);
+    *at = json_take;
+    s->next++;
+}
 
 enum fl_status steps_add(struct job *j, const char *json, struct fl_err *err)
 {
@@ -14,18 +39,9 @@ enum fl_status steps_add(struct job *j, const char *json, struct fl_err *err)
     if (len > HEAD_STEP_BYTES)
         return fl_fail(err, FL_INVALID, "a step record of %zu bytes, at most %d are taken", len,
                        HEAD_STEP_BYTES);
-    json_t *parsed = json_loadb(json, len, JSON_REJECT_DUPLICATES, &why);
-    bool object = json_is_object(parsed);
-    json_decref(parsed);
-    if (!object)
-        return fl_fail(err, FL_INVALID, "a step record is one JSON object: %s",
-                       parsed ? "this is none" : why.text);
-    if (!s->json)
-        s->json = must(calloc(KEPT, sizeof(*s->json)));
-    char **at = &s->json[s->next % KEPT];
-    free(*at);
-    *at = must(strdup(json));
-    s->next++;
+    if (!is_object(json, len, &why))
+        return fl_fail(err, FL_INVALID, "a step record is one JSON object: %s", why.text);
+    put(s, must(strdup(json)));
     return FL_OK;
 }
 
@@ -34,8 +50,104 @@ const char *steps_get(const struct steps *s, uint64_t number)
     return s->json && number < s->next && number + KEPT >= s->next ? s->json[number % KEPT] : NULL;
 }
 
+/* ---- from the run's folder, by a thread that may wait for a disk ---- */
+
+struct recall {
+    struct fl_work work;
+    struct steps *steps; /* NULL: the job has gone meanwhile */
+    char path[FL_PATH_MAX];
+    char *lines[KEPT];
+    size_t n; /* that were found; the last KEPT of them are there */
+};
+
+/* The last RECALL_BYTES, beginning with a whole line; NULL: nothing to be had. */
+static char *read_end(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
+    char *text = NULL;
+
+    if (fd < 0)
+        return NULL;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (text = malloc(RECALL_BYTES + 1)) != NULL) {
+        off_t from = st.st_size > RECALL_BYTES ? st.st_size - RECALL_BYTES : 0;
+        size_t len = 0;
+        ssize_t n;
+
+        while (len < RECALL_BYTES &&
+               (n = pread(fd, text + len, RECALL_BYTES - len, from + (off_t)len)) > 0)
+            len += (size_t)n;
+        text[len] = '\0';
+        char *line = from ? strchr(text, '\n') : NULL;
+        if (line)
+            memmove(text, line + 1, strlen(line + 1) + 1);
+    }
+    close(fd);
+    return text;
+}
+
+static void recall_read(struct fl_work *w)
+{
+    struct recall *r = container_of(w, struct recall, work);
+    char *text = read_end(r->path), *rest = text, *line;
+
+    while (rest && (line = strsep(&rest, "\n")) != NULL &&
+           rest) { /* the last has no end: half written */
+        json_error_t why;
+        size_t len = strlen(line);
+        char *copy =
+            len && len <= HEAD_STEP_BYTES && is_object(line, len, &why) ? strdup(line) : NULL;
+
+        if (!copy)
+            continue;
+        free(r->lines[r->n % KEPT]);
+        r->lines[r->n++ % KEPT] = copy;
+    }
+    free(text);
+}
+
+static void recall_done(struct fl_work *w, enum fl_status st)
+{
+    struct recall *r = container_of(w, struct recall, work);
+    size_t first = r->n > KEPT ? r->n - KEPT : 0;
+
+    (void)st;
+    for (size_t i = first; i < r->n; i++)
+        if (r->steps)
+            put(r->steps, r->lines[i % KEPT]);
+        else
+            free(r->lines[i % KEPT]);
+    if (r->steps) {
+        r->steps->recall = NULL;
+        followers_wake(container_of(r->steps, struct job, steps));
+    }
+    free(r);
+}
+
+void steps_recall(struct job *j)
+{
+    struct steps *s = &j->steps;
+    struct fl_err err;
+
+    if (s->recalled || s->next || !j->replayed || !job_over(j) || !j->rec->run_dir)
+        return;
+    s->recalled = true;
+    struct recall *r = must(calloc(1, sizeof(*r)));
+    if (fl_path(r->path, &err, "%s/steps.jsonl", j->rec->run_dir) != FL_OK) {
+        free(r);
+        return;
+    }
+    r->steps = s;
+    r->work.work = recall_read;
+    r->work.done = recall_done;
+    s->recall = r;
+    fl_work_start(j->head->loop, &r->work);
+}
+
 void steps_fini(struct steps *s)
 {
+    if (s->recall)
+        s->recall->steps = NULL;
     for (size_t i = 0; s->json && i < KEPT; i++)
         free(s->json[i]);
     free(s->json);

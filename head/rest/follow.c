@@ -89,7 +89,7 @@ static void answer_steps(struct job *j, struct http_req *req, uint64_t from)
         fl_str_add(&out, "%s", n ? "," : "");
         fl_str_add_bytes(&out, json, strlen(json));
     }
-    bool over = job_over(j) && next == j->steps.next;
+    bool over = job_over(j) && next == j->steps.next && !j->steps.recall;
     fl_str_add(
         &out, "],\"next\":%llu,\"state\":\"%s\",\"exit_code\":", (unsigned long long)next,
         job_status_name(over || !job_over(j) ? j->rec->status : FL__JOB_STATUS__JOB_RUNNING));
@@ -128,6 +128,8 @@ static bool has_news(const struct follower *f)
 {
     uint64_t end = f->steps ? f->job->steps.next : joblog_end(f->job);
 
+    if (f->steps && f->job->steps.recall)
+        return false;
     return job_over(f->job) || f->from < end || (f->steps && f->from > end);
 }
 
@@ -179,6 +181,8 @@ static void follow(struct head *h, struct http_req *req, bool steps)
     *(steps ? &j->steps_followed : &j->log_followed) = true;
     j->followed_ns = fl_loop_now_ns(h->loop);
     h->requests++;
+    if (steps)
+        steps_recall(j);
     DL_APPEND(j->followers, f);
     if (!wait_ms || has_news(f)) {
         answer(f);

@@ -281,6 +281,8 @@ class JobView {
     }
     el("job-error").hidden = true;
     el("job-body").hidden = false;
+    this.again ||= this.term !== undefined && this.term !== o.term;
+    this.term = o.term;
     this.drawFacts(o);
     this.drawWorkers(o);
     this.explain(o, signal).catch(() => {}); /* asked again with the next change */
@@ -341,8 +343,10 @@ class JobView {
 
   async stepTurn(signal) {
     const o = await askJson(`${API}/jobs/${ids(this.id)}/steps?from=${this.from}&wait_ms=${LONG_POLL_MS}`, { signal, waits: LONG_POLL_MS });
-    const back = o.next < this.from; /* a head that started again counts anew: what is here stays */
-    this.from = o.next;
+    /* A head that started again counts anew: what is here stays, and what it has is read from its front. */
+    const back = this.again || o.next < this.from;
+    this.again = false;
+    this.from = back ? 0 : o.next;
     for (const r of o.steps)
       if (isNumber(r.step)) this.steps.set(r.step, r);
     if (o.steps.length) {

@@ -3,6 +3,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 
+#include "common/base/file.h"
 #include "head/web/web.h"
 #include "tests/t.h"
 #include "tests/web/crowd.h"
@@ -230,6 +231,71 @@ static void nodes_show_what_runs_on_their_devices(void **unused)
     end(&w);
 }
 
+static void write_steps(const char *dir, unsigned n)
+{
+    char path[512];
+    struct fl_str text = FL_STR_HEAP(1 << 20);
+    struct fl_err err;
+
+    t_ok(fl_mkdirs(dir, &err), &err);
+    fl_str_add(&text, "not JSON\n[1]\n\n");
+    for (unsigned i = 0; i < n; i++)
+        fl_str_add(&text, "{\"step\":%u}\n", i);
+    fl_str_add(&text, "{\"step\":%u", n); /* no end: it was being written */
+    snprintf(path, sizeof(path), "%s/steps.jsonl", dir);
+    t_ok(fl_file_write(path, 0600, text.data, text.len, &err), &err);
+    fl_str_fini(&text);
+}
+
+/* The head ends and starts again on its journal. */
+static void again(struct web *w, const char *name)
+{
+    end(w);
+    start(w, name, 0, 0);
+}
+
+static void steps_of_runs_before_this_head_are_recalled(void **unused)
+{
+    struct web w;
+    struct got g;
+    struct fl_err err = { 0 };
+    char dir[512];
+
+    (void)unused;
+    snprintf(dir, sizeof(dir), "%s", t_path("run"));
+    write_steps(dir, HEAD_STEPS_KEPT + 5);
+    start(&w, "recall", 1, 3);
+    Fl__JobRec rec = *job_named(w.head, "job-1")->rec;
+    rec.run_dir = dir;
+    t_ok(head_record(w.head, REC_JOB, &rec, NULL, &err), &err);
+    get(&w, "/api/furlong/jobs/job-1/steps?from=0", 200, &g);
+    t_int_eq(rows(&g, "steps"), 0); /* it was submitted since the start: all that came is here */
+    drop(&g);
+    again(&w, "recall");
+    get(&w, "/api/furlong/jobs/job-1/steps?from=0", 200, &g);
+    t_int_eq(rows(&g, "steps"), 0);
+    t_str_eq(word(g.json, "state"), "RUNNING"); /* not the end: they are on their way */
+    drop(&g);
+    get(&w, "/api/furlong/jobs/job-1/steps?from=0&wait_ms=5000", 200, &g);
+    t_true(rows(&g, "steps") > 0);
+    t_int_eq(number(row(&g, "steps", 0), "step"), 5); /* the last of them */
+    drop(&g);
+    char path[128];
+    snprintf(path, sizeof(path), "/api/furlong/jobs/job-1/steps?from=%d", HEAD_STEPS_KEPT);
+    get(&w, path, 200, &g);
+    t_int_eq(number(g.json, "next"), HEAD_STEPS_KEPT);
+    t_str_eq(word(g.json, "state"), "SUCCEEDED");
+    drop(&g);
+    get(&w, "/api/furlong/jobs/job-2/steps?from=0&wait_ms=5000", 200,
+        &g); /* its folder is nowhere */
+    t_int_eq(rows(&g, "steps"), 0);
+    drop(&g);
+    again(&w, "recall"); /* ends while it reads */
+    get(&w, "/api/furlong/jobs/job-1/steps?from=0", 200, &g);
+    drop(&g);
+    end(&w);
+}
+
 static void sums_of_many_nodes_are_right(void **unused)
 {
     struct web w;
@@ -279,6 +345,7 @@ int main(void)
         cmocka_unit_test(jobs_come_newest_first_in_pieces),
         cmocka_unit_test(a_job_has_its_processes_and_devices),
         cmocka_unit_test(nodes_show_what_runs_on_their_devices),
+        cmocka_unit_test(steps_of_runs_before_this_head_are_recalled),
         cmocka_unit_test(sums_of_many_nodes_are_right),
         cmocka_unit_test(bad_queries_name_the_place),
     };

@@ -15,7 +15,7 @@ import time
 import harness
 from browser import browser
 from harness import Skip, place, wait_for
-from runs import Run
+from runs import SMALL, Run
 
 SERVE = sys.argv.pop(1)
 SHOTS = os.environ.get("FURLONG_TEST_SHOTS")
@@ -225,10 +225,72 @@ def test_a_run_is_followed_to_its_end():
         p.furlong("stop", check=0)
 
 
+def next_head(p, head):
+    """Another head on the journal and the ports of one that was killed."""
+    wait_for("the head is gone", lambda: not harness.alive(head["pid"]))
+    ports = [f"--port={head['address'].rsplit(':', 1)[1]}", f"--dashboard-port={head['http'].rsplit(':', 1)[1]}"]
+    p.spawn("furlong-head", "--node-ip-address=127.0.0.1", *ports, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_run_that_ended_before_this_head_is_shown():
+    with place() as p, browser() as b:
+        head = p.start_head("--num-gpus=2")
+        run = Run(p, *SMALL)
+        run.go()
+        os.kill(head["pid"], signal.SIGKILL)
+        next_head(p, head)
+        wait_for("it serves", lambda: p.info("h"))
+        open_view(b, head["http"], "", "SUCCEEDED")
+        b.click("#jobs a")
+        b.wait_text("#step-said", "step 2, the newest")
+        assert f"{run.steps()[1]['reward_mean']:.3f}" in b.text("#steps")
+        b.wait_text("#explain", "placed")
+        b.wait_text("#log", "held-out prompts")
+        p.furlong("stop", check=0)
+
+
+def test_a_long_log_is_shown_from_its_last_part():
+    with place() as p, browser() as b:
+        url = p.start_head("--num-gpus=0")["http"]
+        p.http("/api/jobs/", {"entrypoint": "seq -f 'line %.0f of very many' 1 100000; printf 'no end of line'", "submission_id": "chatty"})
+        wait_for("the job", lambda: p.http("/api/jobs/chatty")["status"] == "SUCCEEDED", 60)
+        open_view(b, url, "jobs/chatty", "SUCCEEDED")
+        b.wait_text("#log", "line 100000 of very many\nno end of line")
+        lines = b.text("#log").splitlines()
+        first = int(lines[0].split()[1])
+        assert lines[0] == f"line {first} of very many" and len(lines) == 100000 - first + 2, (lines[0], len(lines))
+        assert b.text("#log-note").startswith("The last 256 KiB of 2.3 MiB"), b.text("#log-note")
+        assert b.js("const e = document.querySelector('#log'); return e.scrollTop + e.clientHeight >= e.scrollHeight - 8"), "the end is in view"
+        b.js("const e = document.querySelector('#log'); e.scrollTop = 0")
+        b.wait("who scrolls back is left there", "return !document.querySelector('#log-follow').checked")
+        quiet(b)
+        p.furlong("stop", check=0)
+
+
+def test_what_waits_says_why():
+    with place() as p, browser() as b:
+        url = p.start_head("--num-gpus=2")["http"]
+        for name in ("first", "second"):
+            p.http("/api/jobs/", {"entrypoint": "while [ ! -e stop ]; do sleep 0.1; done", "submission_id": name, "entrypoint_num_gpus": 2, "furlong": {"cwd": p.root}})
+        open_view(b, url, "", "Waiting for a place")
+        b.wait_text("#waiting", "second: the driver's resources")
+        b.wait("a full cluster", "return [...document.querySelectorAll('#resources li')].some(e => e.innerText.includes('2 of 2'))")
+        shot(b, "waiting-1440")
+        b.click("#waiting a")
+        b.wait_text("#groups", "PENDING")
+        b.wait_text("#explain", "waiting")
+        b.js("location.hash = '#/nodes'")
+        b.wait_text("#nodes", "driver 0 of first")
+        shot(b, "held-1440")
+        with open(f"{p.root}/stop", "w", encoding="ascii"):
+            pass
+        p.furlong("stop", check=0)
+
+
 def test_the_head_may_go_and_come_back():
     with place() as p, browser() as b:
         head = p.start_head("--num-gpus=2")
-        url, port = head["http"], head["http"].rsplit(":", 1)[1]
+        url = head["http"]
         ask = {"entrypoint": "i=0; while [ ! -e stop ]; do i=$((i+1)); echo line $i; sleep 0.1; done; echo the last line", "submission_id": "long",
                "furlong": {"cwd": p.root}}
         p.http("/api/jobs/", ask)
@@ -239,9 +301,7 @@ def test_the_head_may_go_and_come_back():
         b.wait_text("#connection", "No answer since")
         assert "line 5\n" in b.text("#log") and "RUNNING" in b.text("#job-facts"), "what was known stays"
         shot(b, "away-1440")
-        wait_for("the head is gone", lambda: not harness.alive(head["pid"]))
-        p.spawn("furlong-head", "--node-ip-address=127.0.0.1", f"--port={head['address'].rsplit(':', 1)[1]}", f"--dashboard-port={port}", stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL)
+        next_head(p, head)
         b.wait_text("#connection", "Live", seconds=30)
         b.wait("it is told", "return document.querySelector('#said').textContent === 'The head started again'", seconds=30)
         seen = int(b.js("return [...document.querySelector('#log').innerText.matchAll(/^line (\\d+)$/gm)].pop()[1]"))
