@@ -98,11 +98,11 @@ function fact(label, ...value) {
 }
 
 /* A bar that is a picture of the text beside it, so it is hidden from those who hear that text. */
-function meter(label, used, total, text) {
+function meter(label, used, total, text, tight = 2) { /* tight: from which part on it is a trouble */
   const part = total > 0 ? Math.min(1, used / total) : 0, bar = h("div", {});
   bar.style.setProperty("width", `${(part * 100).toFixed(1)}%`);
   return h("div", { class: "meter" }, h("div", { class: "top" }, h("span", {}, name(label)), h("span", {}, text)),
-    h("div", { class: `rail${part > 0.95 ? " tight" : ""}`, "aria-hidden": "true" }, bar));
+    h("div", { class: `rail${part > tight ? " tight" : ""}`, "aria-hidden": "true" }, bar));
 }
 
 /* Previous and next under a list; turn(first) shows another piece of it. */

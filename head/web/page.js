@@ -1,7 +1,7 @@
 /* The views. The part after # in the address names what is shown; each view refreshes what can be seen of it. */
 
 const REFRESH_MS = 2000, LONG_POLL_MS = 25000, JOBS = 50, NODES = 24, ROWS = 10, WORKERS = 25, STEPS_KEPT = 2048;
-const LOG_TAIL_BYTES = 256 << 10, LOG_KEPT_CHARS = 1 << 20, LINE_CHARS = 10000;
+const LOG_TAIL_BYTES = 256 << 10, LOG_KEPT_CHARS = 1 << 20, LINE_CHARS = 10000, MEMORY_TIGHT = 0.95;
 const ENDS = ["SUCCEEDED", "FAILED", "STOPPED"], API = "/api/furlong", ids = encodeURIComponent;
 const jobLink = (id) => h("a", { href: `#/jobs/${ids(id)}` }, name(id));
 
@@ -110,7 +110,7 @@ function nodeItem(n) {
   const cpu = n.total.CPU === undefined ? "" : ` · ${n.total.CPU} CPU`, id = `node-${n.id}`;
   const in_use = Math.max(0, n.memory_total - n.memory_available);
   const memory = n.memory_available === null ? h("p", { class: "soft sub" }, "Memory: not reported yet")
-    : meter(`Memory, ${bytes(n.memory_available)} available`, in_use, n.memory_total, `${bytes(in_use)} of ${bytes(n.memory_total)}`);
+    : meter(`Memory, ${bytes(n.memory_available)} available`, in_use, n.memory_total, `${bytes(in_use)} of ${bytes(n.memory_total)}`, MEMORY_TIGHT);
   return h("li", { class: "node" },
     h("div", { class: "head" }, h("h2", { id }, name(n.name)), state(n.state)),
     h("p", { class: "sub" }, name(n.address), `${cpu} · load ${n.load.toFixed(2)} · heard ${n.age}`, labels ? " · " : "", labels ? name(labels) : "", n.why ? h("span", { class: "error" }, " ", name(n.why)) : null),
