@@ -424,33 +424,40 @@ static void every_failure_leaves_nothing_behind(void **state)
 static void daemons_see_devices_without_opening_them(void **state)
 {
     struct gpu_seen seen[GPU_MAX];
+    struct gpu_watch *w = NULL;
     size_t n = GPU_MAX;
     bool slowed = true;
 
     (void)state;
     if (gpu == &gpu_none || gpu == &gpu_host) {
-        t_refused(gpu_watch(seen, &n, &err), FL_UNSUPPORTED, &err);
+        t_refused(gpu_watch_open(NULL, &w, &err), FL_UNSUPPORTED, &err);
         return;
     }
-    t_ok(gpu_watch(seen, &n, &err), &err);
+    t_ok(gpu_watch_open(NULL, &w, &err), &err);
+    t_ok(gpu_watch_list(w, seen, &n, &err), &err);
     t_true(n >= 1);
     t_str_eq(seen[0].uuid, info.uuid);
     t_true(seen[0].total_bytes > 0 &&
            (seen[0].total_bytes == UINT64_MAX) == (on_host && info.integrated));
-    t_refused(gpu_slowdown("GPU-of-nobody", &slowed, &err), FL_NOT_FOUND, &err);
-    enum fl_status st = gpu_slowdown(info.uuid, &slowed, &err);
+    t_refused(gpu_watch_slowed(w, "GPU-of-nobody", &slowed, &err), FL_NOT_FOUND, &err);
+    enum fl_status st = gpu_watch_slowed(w, info.uuid, &slowed, &err);
     t_true(st == FL_OK || (st == FL_UNSUPPORTED && !on_host), "%s", err.text);
-    if (!on_host)
+    uint64_t used = 0;
+    t_int_eq(gpu_watch_used(w, info.uuid, &used, &err) == FL_OK, !on_host && !info.integrated);
+    if (!on_host) {
+        gpu_watch_close(w);
         return;
+    }
     t_true(!slowed);
     t_ok(fl_fault_set("gpu.thermal:2=fail", &err), &err);
-    t_ok(gpu_slowdown(info.uuid, &slowed, &err), &err);
+    t_ok(gpu_watch_slowed(w, info.uuid, &slowed, &err), &err);
     t_true(!slowed);
-    t_ok(gpu_slowdown(info.uuid, &slowed, &err), &err);
+    t_ok(gpu_watch_slowed(w, info.uuid, &slowed, &err), &err);
     t_true(slowed, "heat on demand");
-    t_ok(gpu_slowdown(info.uuid, &slowed, &err), &err);
+    t_ok(gpu_watch_slowed(w, info.uuid, &slowed, &err), &err);
     t_true(!slowed, "and once");
     t_ok(fl_fault_set(NULL, &err), &err);
+    gpu_watch_close(w);
 }
 
 static const char *script(const char *name, const char *line)

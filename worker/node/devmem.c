@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "common/base/log.h"
-#include "worker/node/nvml.h"
+#include "common/gpu/watch.h"
 
 enum {
     LOOK_MS = 20,
@@ -48,7 +48,7 @@ void node_devmem_before(struct worker *w)
     const Fl__WorkerSpec *s = w->spec;
     struct devmem *m;
 
-    if (!s->n_device_ids || !device_of(w->node, s->device_ids[0]) || !w->node->nvml ||
+    if (!s->n_device_ids || !device_of(w->node, s->device_ids[0]) || !w->node->gpus ||
         !(m = calloc(1, sizeof(*m) + s->n_device_ids * sizeof(m->device[0]))))
         return;
     m->worker = w;
@@ -59,7 +59,7 @@ void node_devmem_before(struct worker *w)
 
         if (!d || held_by_others(w, d->uuid))
             continue;
-        if (nvml_used(w->node->nvml, d->uuid, &used, &err) != FL_OK) {
+        if (gpu_watch_used(w->node->gpus, d->uuid, &used, &err) != FL_OK) {
             fl_debug("memory of a device is not verified why=\"%s\"", err.text);
             continue;
         }
@@ -78,7 +78,7 @@ static uint64_t left_over(const struct devmem *m)
 
     for (size_t i = 0; i < m->n; i++)
         if (!held_by_others(m->worker, m->device[i].uuid) &&
-            nvml_used(m->worker->node->nvml, m->device[i].uuid, &used, NULL) == FL_OK &&
+            gpu_watch_used(m->worker->node->gpus, m->device[i].uuid, &used, NULL) == FL_OK &&
             used > m->device[i].before + SLACK_BYTES)
             left += used - m->device[i].before;
     return left;

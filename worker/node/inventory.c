@@ -3,10 +3,9 @@
 #include "common/base/log.h"
 #include "common/base/str.h"
 #include "common/conf/json.h"
-#include "common/gpu/gpu.h"
+#include "common/gpu/watch.h"
 #include "worker/keep/group.h"
 #include "worker/node/node.h"
-#include "worker/node/nvml.h"
 #include "worker/node/visible.h"
 #include <math.h>
 #include <sched.h>
@@ -67,7 +66,7 @@ static enum fl_status add_label(Fl__Inventory *inv, const char *key, size_t key_
     return FL_OK;
 }
 
-static enum fl_status add_device(Fl__Inventory *inv, const char *id, const struct nvml_gpu *g,
+static enum fl_status add_device(Fl__Inventory *inv, const char *id, const struct gpu_seen *g,
                                  struct fl_err *err)
 {
     Fl__Device *d = malloc(sizeof(*d));
@@ -77,8 +76,8 @@ static enum fl_status add_device(Fl__Inventory *inv, const char *id, const struc
         *d = (Fl__Device)FL__DEVICE__INIT;
         d->id = strdup(id);
         d->uuid = g ? strdup(g->uuid) : NULL;
-        d->has_memory_bytes = g && g->memory_bytes;
-        d->memory_bytes = g ? g->memory_bytes : 0;
+        d->has_memory_bytes = g && g->total_bytes != UINT64_MAX;
+        d->memory_bytes = d->has_memory_bytes ? g->total_bytes : 0;
         d->has_numa = g && g->numa >= 0;
         d->numa = d->has_numa ? (uint32_t)g->numa : 0;
         d->has_island = g != NULL;
@@ -254,10 +253,10 @@ static enum fl_status devices_logical(const struct node_config *cfg, const struc
 
 /* In the order of the list: worker i takes the i-th listed device. */
 static enum fl_status devices_real(const struct node_config *cfg, const struct node_visible *v,
-                                   const struct nvml_gpu *gpus, size_t n_gpus, Fl__Inventory *inv,
+                                   const struct gpu_seen *gpus, size_t n_gpus, Fl__Inventory *inv,
                                    struct fl_err *err)
 {
-    const char *uuids[NVML_GPUS];
+    const char *uuids[GPU_MAX];
     size_t n = v->set ? v->n : n_gpus;
 
     for (size_t i = 0; i < n_gpus; i++)
@@ -280,52 +279,27 @@ static enum fl_status devices_real(const struct node_config *cfg, const struct n
     return FL_OK;
 }
 
-/* FURLONG_GPU=fake: its devices, so that a run on them is placed as on real ones. Nothing is picked
- * else: that would start the driver, which a daemon never does. */
-static enum fl_status fakes(struct nvml_gpu *out, size_t *n, struct fl_err *err)
-{
-    struct gpu_info all[GPU_MAX];
-    const char *word = getenv("FURLONG_GPU");
-    const struct gpu_ops *gpu;
-    size_t count = GPU_MAX;
-
-    *n = 0;
-    if (!word || strncmp(word, "fake", 4) != 0)
-        return FL_OK;
-    FL_TRY(gpu_pick(&gpu, err));
-    FL_TRY(gpu->list(all, &count, err));
-    for (size_t i = 0; i < count && i < NVML_GPUS; i++) {
-        out[i] = (struct nvml_gpu){ .unified = all[i].integrated,
-                                    .numa = -1,
-                                    .memory_bytes =
-                                        all[i].total_bytes == UINT64_MAX ? 0 : all[i].total_bytes };
-        (void)FL_COPY(out[i].uuid, all[i].uuid);
-        (void)FL_COPY(out[i].name, all[i].name);
-        *n = i + 1;
-    }
-    return FL_OK;
-}
-
 static enum fl_status devices(const struct node_config *cfg, const char *visible,
-                              const char *nvml_lib, struct nvml **nvml, Fl__Inventory *inv,
+                              const char *nvml_lib, struct gpu_watch **watch, Fl__Inventory *inv,
                               struct fl_err *err)
 {
     static struct node_visible v; /* 64 KiB: not for the stack */
-    struct nvml_gpu gpus[NVML_GPUS];
+    struct gpu_seen gpus[GPU_MAX];
     struct fl_err why;
-    size_t n = 0;
+    size_t n = GPU_MAX;
 
     FL_TRY(node_visible_parse("CUDA_VISIBLE_DEVICES", visible, &v, err));
     if (cfg->gpus == 0)
         return FL_OK;
-    FL_TRY(fakes(gpus, &n, err));
-    if (n)
-        return devices_real(cfg, &v, gpus, n, inv, err);
-    if (nvml_open(nvml_lib, nvml, &why) == FL_OK)
-        FL_TRY(nvml_list(*nvml, gpus, &n, err));
+    enum fl_status st = gpu_watch_open(nvml_lib, watch, &why);
+
+    if (st == FL_INVALID)
+        return fl_fail(err, st, "%s", why.text); /* FURLONG_GPU: not a word that is known */
+    if (st == FL_OK)
+        FL_TRY(gpu_watch_list(*watch, gpus, &n, err));
     else
         fl_debug("no GPUs by NVML why=\"%s\"", why.text);
-    if (n)
+    if (st == FL_OK && n)
         return devices_real(cfg, &v, gpus, n, inv, err);
     return cfg->gpus > 0 ? devices_logical(cfg, &v, inv, err) : FL_OK;
 }
@@ -396,11 +370,11 @@ enum fl_status node_resources_parse(const char *text, Fl__Inventory *into, struc
  */
 
 enum fl_status node_inventory_make(const struct node_config *cfg, const char *visible,
-                                   const char *nvml_lib, struct nvml **nvml, Fl__Inventory **out,
-                                   struct fl_err *err)
+                                   const char *nvml_lib, struct gpu_watch **watch,
+                                   Fl__Inventory **out, struct fl_err *err)
 {
     Fl__Inventory *inv = malloc(sizeof(*inv));
-    struct nvml *lib = NULL;
+    struct gpu_watch *gpus = NULL;
     enum fl_status st;
 
     if (!inv || FL_FAULT("node.inventory")) {
@@ -408,7 +382,7 @@ enum fl_status node_inventory_make(const struct node_config *cfg, const char *vi
         return fl_fail(err, FL_EXHAUSTED, "no memory for the inventory");
     }
     *inv = (Fl__Inventory)FL__INVENTORY__INIT;
-    st = devices(cfg, visible, nvml_lib, &lib, inv, err);
+    st = devices(cfg, visible, nvml_lib, &gpus, inv, err);
     if (st == FL_OK)
         st = add_amount(inv, "CPU", cfg->cpus >= 0 ? (int64_t)llround(cfg->cpus * E4) : cores_e4(),
                         err);
@@ -420,14 +394,14 @@ enum fl_status node_inventory_make(const struct node_config *cfg, const char *vi
         st = node_resources_parse(cfg->resources, inv, err);
     if (st == FL_OK)
         st = node_labels_parse(cfg->labels, inv, err);
-    if (st != FL_OK || !nvml || !inv->n_devices || !inv->devices[0]->uuid)
-        nvml_close(FL_TAKE(lib));
+    if (st != FL_OK || !watch || !inv->n_devices || !inv->devices[0]->uuid)
+        gpu_watch_close(FL_TAKE(gpus));
     if (st != FL_OK) {
         fl__inventory__free_unpacked(inv, NULL);
         return st;
     }
-    if (nvml)
-        *nvml = lib;
+    if (watch)
+        *watch = gpus;
     *out = inv;
     return FL_OK;
 }

@@ -4,7 +4,7 @@
 #include "node.pb-c.h"
 
 struct node_config;
-struct nvml;
+struct gpu_watch;
 
 /* Pure parts, for rows of tests. */
 uint64_t node_cpu_limit_e4(
@@ -14,12 +14,12 @@ enum fl_status node_resources_parse(const char *json, Fl__Inventory *into, struc
 
 /* What the machine, its cgroups and cfg leave: cores of the affinity and the tightest quota, memory
  * of the tightest limit, devices. visible: the value of CUDA_VISIBLE_DEVICES or NULL. nvml_lib
- * NULL: the system's, opened once: it takes 14 ms on two H200. *nvml, if wanted: left open when
- * there are real devices, else NULL. *out: fl__inventory__free_unpacked(out, NULL). FL_INVALID
+ * NULL: the system's. *watch, if wanted: left open when there are devices that are not logical,
+ * else NULL. *out: fl__inventory__free_unpacked(out, NULL). FL_INVALID
  * names the flag. */
 enum fl_status node_inventory_make(const struct node_config *cfg, const char *visible,
-                                   const char *nvml_lib, struct nvml **nvml, Fl__Inventory **out,
-                                   struct fl_err *err);
+                                   const char *nvml_lib, struct gpu_watch **watch,
+                                   Fl__Inventory **out, struct fl_err *err);
 /* node:ADDR, once the address is known. */
 enum fl_status node_inventory_at(Fl__Inventory *inv, const char *addr, struct fl_err *err);
 const char *node_inventory_text(const Fl__Inventory *inv, char out[256]); /* one line */

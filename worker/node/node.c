@@ -9,7 +9,6 @@
 #include "common/conf/json.h"
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
-#include "worker/node/nvml.h"
 #include "worker/node/package.h"
 #include "worker/node/stray.h"
 
@@ -295,7 +294,7 @@ static enum fl_status begin(struct node *n, struct fl_err *err)
         FL_TRY(node_addr_find(n->cfg.ip, n->cfg.address, &n->addr, err));
         fl_info("own address=%s interface=%s: as asked", n->addr.text, n->addr.iface);
     }
-    FL_TRY(node_inventory_make(&n->cfg, getenv("CUDA_VISIBLE_DEVICES"), n->cfg.nvml, &n->nvml,
+    FL_TRY(node_inventory_make(&n->cfg, getenv("CUDA_VISIBLE_DEVICES"), n->cfg.nvml, &n->gpus,
                                &n->inventory, err));
     if (n->addr.text[0])
         FL_TRY(node_inventory_at(n->inventory, n->addr.text, err));
@@ -362,7 +361,7 @@ void node_destroy(struct node *n)
     node_leases_destroy(n->leases);
     node_tail_destroy(n->tail);
     fl_metrics_destroy(n->metrics);
-    nvml_close(n->nvml);
+    gpu_watch_close(n->gpus);
     if (n->inventory)
         fl__inventory__free_unpacked(n->inventory, NULL);
     node_ident_close(&n->ident);

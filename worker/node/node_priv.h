@@ -172,7 +172,7 @@ struct node {
         uint64_t lease;
     } given[512]; /* ports: nobody else gets them while the lease lives */
     size_t n_given;
-    struct nvml *nvml; /* NULL: no real devices */
+    struct gpu_watch *gpus; /* NULL: none but logical ones */
     struct fl_metrics *metrics;
     struct {
         struct fl_metric *workers, *started, *ended, *pushed_bytes, *gone_bytes, *joins, *relays;
