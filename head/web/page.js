@@ -56,7 +56,8 @@ function drawNotices(st) {
   sync(el("notices"), notes, (t) => t, (t) => h("p", {}, t));
 }
 
-const counts = (o) => Object.entries(o).map(([k, v]) => `${whole(v)} ${k}`).join(", ") || "none";
+const ORDER = ["RUNNING", "PENDING", "FAILED", "STOPPED", "SUCCEEDED", "READY", "JOINING", "SUSPECT", "LOST", "GONE"];
+const counts = (o) => Object.entries(o).sort(([a], [b]) => ORDER.indexOf(a) - ORDER.indexOf(b)).map(([k, v]) => `${whole(v)} ${k}`).join(", ") || "none";
 function amount(what, v) { return what.includes("memory") ? bytes(v) : v.toLocaleString("en-US", { maximumFractionDigits: 2 }); }
 
 function drawCluster(st) {
