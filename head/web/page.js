@@ -63,13 +63,14 @@ function amount(what, v) { return what.includes("memory") ? bytes(v) : v.toLocal
 function drawCluster(st) {
   const facts = [
     { label: "State", state: st.state }, { label: "Nodes", text: counts(st.nodes) }, { label: "Jobs", text: counts(st.jobs) },
-    { label: "Head has served", text: `${lasting(st.uptime_s * 1000)}, start ${st.term}` }, { label: "Nodes join at", text: st.address },
+    { label: "Head has served", text: `${lasting(st.uptime_s * 1000)}, start ${st.term}` }, { label: "Nodes join at", text: st.address || DASH },
     { label: "Cluster id", text: st.cluster.slice(0, 8) },
   ];
   sync(el("cluster-facts"), facts, (f) => f.label, (f) => fact(f.label, f.state ? state(f.state) : f.text));
   const first = ["GPU", "CPU", "memory", "object_store_memory"], rank = (k) => (first.indexOf(k) + 1 || 9) + k;
   const meters = Object.entries(st.resources).filter(([k]) => !k.startsWith("node:"))
     .sort(([a], [b]) => rank(a) < rank(b) ? -1 : 1).slice(0, 24);
+  el("resources-part").hidden = !meters.length;
   sync(el("resources"), meters, ([k]) => k, ([k, r]) => h("li", {},
     meter(k === "memory" ? "memory" : k, r.used, r.total, `${amount(k, r.used)} of ${amount(k, r.total)}`)));
   el("waiting-part").hidden = !st.waiting.length;
