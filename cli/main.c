@@ -1,10 +1,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 #include "cli/ray.h"
 #include "common/base/fault.h"
+#include "common/base/file.h"
 #include "common/base/str.h"
 
 const struct fl_opt cli_common_opts[] = {
@@ -14,6 +16,21 @@ const struct fl_opt cli_common_opts[] = {
     { 0 }
 };
 
+/* A program of its own: it opens devices, which no command shall. */
+static int doctor(int argc, char **argv)
+{
+    char path[FL_PATH_MAX];
+    struct fl_err err = { 0 };
+
+    (void)argc;
+    if (fl_program_path("furlong-doctor", path, &err) != FL_OK)
+        return cli_failed("furlong doctor", &err);
+    argv[0] = "furlong-doctor";
+    execv(path, argv);
+    (void)fl_fail_errno(&err, "start %s", path);
+    return cli_failed("furlong doctor", &err);
+}
+
 static const struct cli_verb verbs[] = {
     { "train",   "run generate, train, update on this machine or on a cluster", cli_train   },
     { "start",   "start a head, or a worker daemon that joins one",             cli_start   },
@@ -22,6 +39,7 @@ static const struct cli_verb verbs[] = {
     { "job",     "submit, list, follow and stop jobs",                          cli_job     },
     { "logs",    "the output of a job",                                         cli_logs    },
     { "list",    "nodes, jobs, workers, groups or leases",                      cli_list    },
+    { "doctor",  "what of this machine would make a run fail",          doctor      },
     { "explain", "why a placement came out as it did",                          cli_explain },
     { 0 },
 };

@@ -115,6 +115,15 @@ enum fl_status cli_start_head(const struct cli_start *s, json_t **head, struct f
                  : cli_daemon_start("furlong-head", w.argv, logs, READY_MS, head, err);
 }
 
+static void say_notes(const json_t *node)
+{
+    json_t *note;
+    size_t i;
+
+    json_array_foreach(json_object_get(node, "notes"), i, note)
+        fprintf(stderr, "note: %s\n", json_string_value(note));
+}
+
 enum fl_status cli_start_node(const struct cli_start *s, const char *address, json_t **node,
                               struct fl_err *err)
 {
@@ -133,8 +142,11 @@ enum fl_status cli_start_node(const struct cli_start *s, const char *address, js
     add(&w, "state-dir", s->state_dir);
     add(&w, "log-level", s->log_level);
     add_int(&w, "wait", s->wait_s);
-    return w.cut ? fl_fail(err, FL_INVALID, "an option is longer than %d bytes", WORD_BYTES)
-                 : cli_daemon_start("furlong-node", w.argv, logs, (uint32_t)s->wait_s * 1000 + READY_MS, node, err);
+    if (w.cut)
+        return fl_fail(err, FL_INVALID, "an option is longer than %d bytes", WORD_BYTES);
+    FL_TRY(cli_daemon_start("furlong-node", w.argv, logs, (uint32_t)s->wait_s * 1000 + READY_MS, node, err));
+    say_notes(*node);
+    return FL_OK;
 }
 
 /* ==== --block ====================================================================================== */

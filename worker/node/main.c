@@ -9,6 +9,7 @@
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/conf/opt.h"
+#include "worker/doctor/doctor.h"
 #include "worker/node/node.h"
 
 enum { TERM_MS = 10000 };
@@ -87,6 +88,21 @@ static enum fl_status path_lead(const char *keeper, struct fl_err *err)
     return rc < 0 ? fl_fail(err, FL_EXHAUSTED, "no memory for PATH") : FL_OK;
 }
 
+/* What would make a run fail later is said to whoever starts this daemon. */
+static enum fl_status check_machine(struct node_config *cfg, struct fl_err *err)
+{
+    static struct doctor_list found;
+
+    FL_TRY(doctor_at_start(cfg->state_dir, &found, err));
+    cfg->notes = json_array();
+    for (size_t i = 0; i < found.n; i++)
+        if (found.all[i].state == DOCTOR_WARN || found.all[i].state == DOCTOR_FAIL) {
+            fl_warn("machine check=\"%s\" what=\"%s\"", found.all[i].check, found.all[i].text);
+            json_array_append_new(cfg->notes, json_sprintf("%s: %s; %s", found.all[i].check, found.all[i].text, found.all[i].remedy));
+        }
+    return FL_OK;
+}
+
 static enum fl_status run(const struct node_config *cfg, struct daemon *d, struct fl_err *err)
 {
     static const int signals[] = { SIGTERM, SIGINT, SIGQUIT }; /* SIGQUIT: workers are killed at once */
@@ -136,11 +152,14 @@ int main(int argc, char **argv)
         st = fl_program_path("furlong-keep", keeper, &err);
     if (st == FL_OK)
         st = path_lead(keeper, &err);
+    if (st == FL_OK)
+        st = check_machine(&cfg, &err);
     if (st == FL_OK) {
         cfg.keeper = keeper;
         raise_limits();
         st = run(&cfg, &d, &err);
     }
+    json_decref(cfg.notes);
     if (st == FL_OK)
         return d.rc;
     say_failed(cfg.ready_fd, &err);

@@ -37,10 +37,10 @@ static char *json_text(const struct node *n)
 
     FL_HEX(n->ident.me.id, node);
     (void)fl_pid_start_time((int)getpid(), &start_time, NULL);
-    json_t *j = json_pack("{ss sI ss si sI ss ss ss sb}", "node", node, "start",
+    json_t *j = json_pack("{ss sI ss si sI ss ss ss sb sO*}", "node", node, "start",
                           (json_int_t)n->ident.me.start, "name", n->name, "pid", (int)getpid(),
                           "start_time", (json_int_t)start_time, "address", n->addr.text, "head",
-                          n->cfg.address, "sock", n->sock_path, "private", n->cfg.is_private);
+                          n->cfg.address, "sock", n->sock_path, "private", n->cfg.is_private, "notes", n->cfg.notes);
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
 
     json_decref(j);

@@ -1,0 +1,6 @@
+/* worker/doctor/priv.h */
+#pragma once
+#include "worker/doctor/doctor.h"
+
+void doctor_say(struct doctor_list *l, const char *check, enum doctor_state s, const char *remedy, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
