@@ -9,6 +9,7 @@
 
 #include "common/base/file.h"
 #include "worker/roles/ckpt.h"
+#include "worker/roles/config.h"
 #include "worker/roles/driver.h"
 
 static enum fl_status data_load(struct driver *d, struct fl_err *err)
@@ -35,25 +36,6 @@ static void alphabet_collect(struct alphabet *a, const struct prompts *p)
         alphabet_add(a, p->rows[i].input);
         alphabet_add(a, p->rows[i].label);
     }
-}
-
-static void config_of_flags(struct driver *d)
-{
-    const struct train_flags *f = &d->flags;
-
-    d->config = (struct model_config){
-        .vocab = d->alphabet.n,
-        .dim = (uint32_t)f->hidden_size,
-        .layers = (uint32_t)f->num_layers,
-        .heads = (uint32_t)f->num_attention_heads,
-        .kv_heads = (uint32_t)f->num_query_groups,
-        .head_dim = (uint32_t)f->kv_channels,
-        .ffn = (uint32_t)f->ffn_hidden_size,
-        .max_len = (uint32_t)f->max_position_embeddings,
-        .tied = !f->untie,
-        .rope_theta = (float)f->rotary_base,
-        .norm_eps = (float)f->norm_epsilon,
-    };
 }
 
 /* Sizes that were given must be those of the folder that the weights come from. */
@@ -90,7 +72,7 @@ static enum fl_status sizes_settle(struct driver *d, struct fl_err *err)
         alphabet_collect(&d->alphabet, d->prompts);
         alphabet_collect(&d->alphabet, d->evals);
         alphabet_settle(&d->alphabet);
-        config_of_flags(d);
+        d->config = model_config_of_flags(&d->flags, d->alphabet.n);
         return model_config_check(&d->config, err);
     }
     FL_TRY(ckpt_config(from, &d->config, &d->alphabet, err));

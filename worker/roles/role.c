@@ -5,7 +5,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/base/fault.h"
 #include "common/conf/json.h"
+#include "worker/roles/config.h"
 
 /* clang-format off */
 static const struct fl_opt role_opts[] = {
@@ -17,35 +19,23 @@ static const struct fl_opt role_opts[] = {
 
 static enum fl_status settle(struct role_args *a, struct fl_err *err)
 {
-    const struct train_flags *f = &a->flags;
-
     if (!a->alphabet_hex)
         return fl_fail(err, FL_INVALID,
                        "--alphabet is missing: this program is started by furlong-driver");
     FL_TRY(alphabet_of_hex(a->alphabet_hex, &a->alphabet, err));
-    a->config = (struct model_config){
-        .vocab = a->vocab_size ? (uint32_t)a->vocab_size : a->alphabet.n,
-        .dim = (uint32_t)f->hidden_size,
-        .layers = (uint32_t)f->num_layers,
-        .heads = (uint32_t)f->num_attention_heads,
-        .kv_heads = (uint32_t)f->num_query_groups,
-        .head_dim = (uint32_t)f->kv_channels,
-        .ffn = (uint32_t)f->ffn_hidden_size,
-        .max_len = (uint32_t)f->max_position_embeddings,
-        .tied = !f->untie,
-        .rope_theta = (float)f->rotary_base,
-        .norm_eps = (float)f->norm_epsilon,
-    };
+    a->config =
+        model_config_of_flags(&a->flags, a->vocab_size ? (uint32_t)a->vocab_size : a->alphabet.n);
     if (a->config.vocab < a->alphabet.n)
         return fl_fail(err, FL_INVALID, "--vocab-size %u holds no alphabet of %u", a->config.vocab,
                        a->alphabet.n);
     return model_config_check(&a->config, err);
 }
 
-int role_args_main(struct role_args *a, const char *program, int argc, char **argv)
+/* -1: go on; else exit with it. */
+static int args_take(struct role_args *a, const char *program, int argc, char **argv)
 {
     struct fl_err err = { 0 };
-    enum fl_status st;
+    enum fl_status st = fl_fault_env(&err);
 
     *a = (struct role_args){ 0 };
     a->opts.program = program;
@@ -53,7 +43,8 @@ int role_args_main(struct role_args *a, const char *program, int argc, char **ar
     train_flags_tables(&a->flags, a->opts.tables);
     a->opts.tables[TRAIN_FLAG_TABLES] =
         (struct fl_opt_table){ "Given by the driver", role_opts, a };
-    st = train_flags_parse(&a->flags, &a->opts, argc, argv, &err);
+    if (st == FL_OK)
+        st = train_flags_parse(&a->flags, &a->opts, argc, argv, &err);
     if (st == FL_CANCELLED) {
         fl_opts_help(&a->opts, stdout);
         return 0;
@@ -66,9 +57,24 @@ int role_args_main(struct role_args *a, const char *program, int argc, char **ar
     return 2;
 }
 
-void role_args_fini(struct role_args *a)
+int role_main(const char *program, int argc, char **argv, struct role_args *args,
+              struct furlong **f, enum fl_status (*run)(struct fl_err *err))
 {
-    train_flags_fini(&a->flags);
+    struct fl_err err = { 0 };
+    int rc = args_take(args, program, argc, argv);
+
+    if (rc < 0) {
+        enum fl_status st = furlong_join(FURLONG_ABI, f, &err);
+
+        if (st == FL_OK)
+            st = run(&err);
+        if (st != FL_OK)
+            fprintf(stderr, "%s: %s\n", program, err.text);
+        furlong_leave(*f);
+        rc = st == FL_OK ? 0 : 1;
+    }
+    train_flags_fini(&args->flags);
+    return rc;
 }
 
 struct furlong_tensor *role_tensors(const struct model_layout *l)

@@ -18,9 +18,10 @@ struct role_args {
     struct alphabet alphabet;
     struct model_config config;
 };
-/* -1: go on; else exit with it. */
-int role_args_main(struct role_args *a, const char *program, int argc, char **argv);
-void role_args_fini(struct role_args *a);
+/* main() of either: flags into args, joins as *f, runs, leaves. The exit code: 2 for what it was
+ * started with, 1 for what happened. */
+int role_main(const char *program, int argc, char **argv, struct role_args *args,
+              struct furlong **f, enum fl_status (*run)(struct fl_err *err));
 
 /* The weights as the plane names them: one furlong_tensor per tensor of the layout. free(). */
 struct furlong_tensor *role_tensors(const struct model_layout *l);
