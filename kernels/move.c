@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/digest.h"
+#include "kernels/half.h"
 
 size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kernel_cast cast,
                          struct kernel_piece *out)
@@ -33,32 +34,6 @@ size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kerne
 }
 
 /* ==== plain twins ==== */
-static uint16_t to_bf16(uint32_t x)
-{
-    if ((x & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)(x >> 16 | 0x40); /* stays NaN when the low bits go */
-    return (uint16_t)((x + 0x7fffu + (x >> 16 & 1)) >> 16);
-}
-
-static uint16_t to_f16(uint32_t x)
-{
-    uint32_t sign = x >> 16 & 0x8000u, m = x & 0x7fffffffu;
-
-    if (m > 0x7f800000u)
-        return (uint16_t)(sign | 0x7e00u | (m >> 13 & 0x3ffu));
-    if (m >= 0x477ff000u) /* rounds to infinity */
-        return (uint16_t)(sign | 0x7c00u);
-    if (m < 0x33000000u) /* rounds to zero */
-        return (uint16_t)sign;
-    if (m < 0x38800000u) { /* subnormal */
-        uint32_t shift = 126 - (m >> 23), full = (m & 0x7fffffu) | 0x800000u;
-        uint32_t half = full >> shift, rest = full & ((1u << shift) - 1), mid = 1u << (shift - 1);
-
-        return (uint16_t)(sign | (half + (rest > mid || (rest == mid && (half & 1)))));
-    }
-    return (uint16_t)(sign | ((m + 0xfffu + (m >> 13 & 1) - 0x38000000u) >> 13));
-}
-
 static void move_run(const char *from, char *to, uint64_t bytes, uint64_t first, uint64_t *digest,
                      enum kernel_cast cast)
 {
@@ -72,11 +47,11 @@ static void move_run(const char *from, char *to, uint64_t bytes, uint64_t first,
         return;
     }
     for (uint64_t at = 0; at + 1 < bytes; at += 2) {
-        uint32_t x;
+        float x;
         uint16_t y;
 
         memcpy(&x, from + 2 * at, sizeof(x));
-        y = cast == KERNEL_F32_TO_BF16 ? to_bf16(x) : to_f16(x);
+        y = cast == KERNEL_F32_TO_BF16 ? kernel_bf16_of_f32(x) : kernel_f16_of_f32(x);
         memcpy(to + at, &y, sizeof(y));
     }
     if (digest)
