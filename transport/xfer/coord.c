@@ -82,6 +82,16 @@ void co_in(struct co_member *m, enum fl_status st, const struct fl_err *err)
         fl_muster_in(m->c->muster, m->muster_at, st, err);
 }
 
+void co_heard_plain(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                    const struct fl_err *err)
+{
+    (void)reply;
+    if (st == FL_UNREACHABLE)
+        co_again(m, m->ask);
+    else
+        co_in(m, st, err);
+}
+
 uint64_t co_due(const struct xfer_coord *c, uint64_t ms)
 {
     return fl_loop_now_ns(c->loop) + ms * 1000000;

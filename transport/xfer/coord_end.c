@@ -106,12 +106,13 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
     fl_log(st == FL_OK && !rep.n_left_behind ? FL_LOG_DEBUG
                                              : FL_LOG_INFO, /* every step of a run has one */
            "weights update %s set=%s epoch=%u.%u version=%" PRIu64
-           " committed=%u left_behind=%u bytes=%" PRIu64 " reconcile_us=%" PRIu64 " plan_us=%" PRIu64
-           " move_us=%" PRIu64 " verify_us=%" PRIu64 " commit_us=%" PRIu64 " pause_us=%" PRIu64 " predicted_us=%" PRIu64,
+           " committed=%u left_behind=%u bytes=%" PRIu64 " reconcile_us=%" PRIu64
+           " plan_us=%" PRIu64 " move_us=%" PRIu64 " verify_us=%" PRIu64 " commit_us=%" PRIu64
+           " pause_us=%" PRIu64 " predicted_us=%" PRIu64,
            st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq,
            rep.now.number, rep.n_committed, rep.n_left_behind, rep.bytes, rep.reconcile_ns / 1000,
-           rep.plan_ns / 1000, rep.move_ns / 1000, rep.verify_ns / 1000, rep.commit_ns / 1000, rep.pause_ns / 1000,
-           rep.predicted_ns / 1000);
+           rep.plan_ns / 1000, rep.move_ns / 1000, rep.verify_ns / 1000, rep.commit_ns / 1000,
+           rep.pause_ns / 1000, rep.predicted_ns / 1000);
     co_tell_late(c);
     co_sweep(c);
     co_grant_next(c);
@@ -119,16 +120,6 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
 }
 
 /* ---- END: givers ---- */
-
-static void heard_end(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
-                      const struct fl_err *err)
-{
-    (void)reply;
-    if (st == FL_UNREACHABLE)
-        co_again(m, m->ask);
-    else
-        co_in(m, st, err);
-}
 
 static void ask_end(struct co_member *m)
 {
@@ -142,7 +133,8 @@ static void ask_end(struct co_member *m)
     e.set = m->c->set;
     e.epoch = &epoch;
     e.good = good;
-    co_call(m, FL_XFER_END, &e.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_END_MS), heard_end);
+    co_call(m, FL_XFER_END, &e.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_END_MS),
+            co_heard_plain);
 }
 
 static void ended_over(void *arg, enum fl_status st, const struct fl_err *err)
@@ -276,16 +268,6 @@ void co_abort_step(struct xfer_coord *c)
 
 /* ---- RESUME: engines of several ranks, when all have flipped ---- */
 
-static void heard_resume(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
-                         const struct fl_err *err)
-{
-    (void)reply;
-    if (st == FL_UNREACHABLE)
-        co_again(m, m->ask);
-    else
-        co_in(m, st, err);
-}
-
 static void ask_resume(struct co_member *m)
 {
     Fl__XferResume r = FL__XFER_RESUME__INIT;
@@ -295,7 +277,7 @@ static void ask_resume(struct co_member *m)
     r.set = m->c->set;
     r.epoch = &epoch;
     co_call(m, FL_XFER_RESUME, &r.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_END_MS),
-            heard_resume);
+            co_heard_plain);
 }
 
 static void resumed_over(void *arg, enum fl_status st, const struct fl_err *err)

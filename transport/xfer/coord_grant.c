@@ -82,16 +82,6 @@ void co_watch(struct co_member *m)
 
 /* ---- one question at a time ---- */
 
-static void heard_grant(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
-                        const struct fl_err *err)
-{
-    (void)reply;
-    if (st == FL_UNREACHABLE)
-        co_again(m, m->ask);
-    else
-        co_in(m, st, err);
-}
-
 static void ask_grant(struct co_member *m)
 {
     Fl__XferGrant g = FL__XFER_GRANT__INIT;
@@ -103,7 +93,7 @@ static void ask_grant(struct co_member *m)
     msg_error(&m->c->why, &e);
     g.refused = m->c->why.status != FL_OK ? &e : NULL;
     co_call(m, FL_XFER_GRANT, &g.base, (struct fl_bytes){ 0 },
-            m->wants_due_ns + COORD_END_MS * 1000000ull, heard_grant);
+            m->wants_due_ns + COORD_END_MS * 1000000ull, co_heard_plain);
 }
 
 static bool is_granting(const struct co_member *m)

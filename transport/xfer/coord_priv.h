@@ -108,6 +108,9 @@ void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg, 
 void co_again(struct co_member *m, co_ask ask); /* a little later */
 void co_quiet(struct co_member *m);             /* no call, no timer */
 void co_in(struct co_member *m, enum fl_status st, const struct fl_err *err);
+/* Of a question whose answer says nothing but yes: asked again of whom it did not reach. */
+void co_heard_plain(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                    const struct fl_err *err);
 void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, uint64_t due_ns,
                    bool (*who)(const struct co_member *m), co_ask ask,
                    void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
