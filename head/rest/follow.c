@@ -75,8 +75,9 @@ static void add_message(struct fl_str *out, const char *message)
 static void answer_steps(struct job *j, struct http_req *req, uint64_t from)
 {
     struct fl_str out = FL_STR_HEAP(64 << 20);
-    uint64_t next = from < j->steps.next ? from : j->steps.next;
     uint64_t oldest = j->steps.next > HEAD_STEPS_KEPT ? j->steps.next - HEAD_STEPS_KEPT : 0;
+    /* Beyond the end is the count of a head before this one: all that this one has came since. */
+    uint64_t next = from <= j->steps.next ? from : oldest;
     unsigned n = 0;
 
     if (next < oldest)

@@ -327,6 +327,7 @@ static void steps_are_followed(void **unused)
     drop(&g);
     steps_at(&w, 77, 5000, &g); /* of a head before this one, which counted further */
     wait_for(&w, &g);
+    t_int_eq(json_array_size(json_object_get(g.json, "steps")), 2, "none of this head is missed");
     t_int_eq(json_integer_value(json_object_get(g.json, "next")), 2);
     drop(&g);
     fake_exit(&x->a, x->driver, 0);

@@ -249,6 +249,24 @@ def test_a_run_that_ended_before_this_head_is_shown():
         p.furlong("stop", check=0)
 
 
+def test_no_step_is_missed_while_the_head_is_away():
+    with place() as p, browser() as b:
+        head = p.start_head("--num-gpus=2")
+        run = Run(p, "--num-rollout=150", "--seed=7")
+        train = run.start()
+        open_view(b, head["http"], "", "RUNNING")
+        b.click("#jobs a")
+        b.wait("steps", "return +document.querySelector('#step').max >= 20", seconds=60)
+        os.kill(head["pid"], signal.SIGKILL)
+        b.wait_text("#connection", "No answer since")
+        next_head(p, head)
+        train.communicate(timeout=120 * harness.SLOW)
+        assert train.returncode == 0
+        b.wait_text("#step-said", "step 149, the newest", seconds=60)
+        b.wait_text("#steps-pager", "1 to 10 of 150")
+        p.furlong("stop", check=0)
+
+
 def test_a_long_log_is_shown_from_its_last_part():
     with place() as p, browser() as b:
         url = p.start_head("--num-gpus=0")["http"]
