@@ -138,8 +138,10 @@ int main(int argc, char **argv)
 {
     struct fl_err err = { 0 };
 
-    if (fl_fault_env(&err) != FL_OK)
-        return cli_failed("furlong", &err);
+    if (fl_fault_env(&err) != FL_OK) {
+        (void)cli_failed("furlong", &err);
+        return 2;
+    }
     if (is_ray(argv[0]))
         return ray_main(argc, argv);
     if (argc > 1 && strcmp(argv[1], "--version") == 0) {

@@ -346,7 +346,8 @@ static void print(const struct gpu_found *f, size_t n)
         printf("  shares chunks by descriptor: %s\n", f->fd_shares ? "yes" : f->fd_not);
         printf("  shares allocations by handle: %s\n", f->handle_shares ? "yes" : f->handle_not);
         if (n > 1)
-            printf("  reads the memory of %d of the %zu others\n", __builtin_popcountll(f->peers), n - 1);
+            printf("  reads the memory of %d of the %zu others\n", __builtin_popcountll(f->peers),
+                   n - 1);
     }
 }
 
@@ -394,5 +395,5 @@ int gpu_probe_main(int argc, char **argv)
         fprintf(stderr, "furlong-probe: %s\n", err.text);
     else
         print(found, n);
-    return st == FL_OK ? 0 : 1;
+    return st == FL_OK ? 0 : st == FL_INVALID ? 2 : 1;
 }

@@ -49,11 +49,11 @@ int main(int argc, char **argv)
     static struct doctor_list found;
     char probe[FL_PATH_MAX];
     struct fl_err err = { 0 };
-    int rc = fl_fault_env(&err) == FL_OK ? fl_opts_main(&o, argc, argv) : 2;
+    int rc = fl_opts_main(&o, argc, argv);
 
     if (rc >= 0)
         return rc;
-    if (o.n_words || (a.address && node_addr_check(a.address, &err) != FL_OK)) {
+    if (o.n_words || fl_fault_env(&err) != FL_OK || (a.address && node_addr_check(a.address, &err) != FL_OK)) {
         fprintf(stderr, "furlong doctor: %s\n", o.n_words ? "takes no words, see --help" : err.text);
         return 2;
     }

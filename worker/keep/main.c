@@ -116,6 +116,7 @@ int main(int argc, char **argv)
     struct keeper k = {
         .listen_fd = -1, .signal_fd = -1, .exec_fd = -1, .out_fd = -1, .err_fd = -1
     };
+    struct fl_err err = { 0 };
     char why[256];
 
     for (unsigned i = 0; i < KEEP_CLIENTS; i++)
@@ -125,8 +126,8 @@ int main(int argc, char **argv)
                 "usage: furlong-keep SPEC-FILE\nRuns one worker; started by furlong-node.\n");
         return 2;
     }
-    if (!keep_spec_read(argv[1], &k.spec, why)) {
-        fprintf(stderr, "furlong-keep: %s\n", why);
+    if (fl_fault_env(&err) != FL_OK || !keep_spec_read(argv[1], &k.spec, why)) {
+        fprintf(stderr, "furlong-keep: %s\n", err.status == FL_OK ? why : err.text);
         return 2;
     }
     int rc = keep(&k);
