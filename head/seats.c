@@ -185,6 +185,10 @@ static void stop_answered(struct send *t, enum fl_status st, const struct wire_m
             seat_gone(s, (uint32_t)t->n, &x, NULL);
         return;
     }
+    if (s->rec->ending ? s->rec->ending != t->n : s->rec->who->attempt != t->n) {
+        head_kick(t->head); /* that attempt's end was heard first: the next one is not being stopped */
+        return;
+    }
     s->stopping = st == FL_OK;
     if (st != FL_OK) {
         fl_warn("stop not taken role=%s rank=%u why=\"%s\"", s->rec->role, s->rec->rank, err->text);

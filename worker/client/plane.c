@@ -228,6 +228,22 @@ static void update_fail(struct plane *p, enum fl_status st, const struct fl_err 
     client_sync_end(&u->sync, st, err);
 }
 
+static bool source_over(struct plane *p, const struct plane_member *m, struct fl_err *err)
+{
+    struct client_driver *d = p->d;
+    struct member *x;
+    bool over;
+
+    pthread_mutex_lock(&d->mu);
+    x = member_find(d, p->from_role, m->party);
+    over = x && x->state == FURLONG_ENDED;
+    if (over)
+        fl_fail(err, FL_UNREACHABLE, "%s ended: %s", x->at.name,
+                *x->why ? x->why : "no cause is known");
+    pthread_mutex_unlock(&d->mu);
+    return over;
+}
+
 /* FL_OK: the update may start; FL_AGAIN: some that live are not reached, or not ready, yet. */
 static enum fl_status reached_enough(struct plane *p, bool late, struct fl_err *err)
 {
@@ -241,6 +257,8 @@ static enum fl_status reached_enough(struct plane *p, bool late, struct fl_err *
         if (m->added) {
             sources += m->source;
             engines += !m->source;
+        } else if (m->source && source_over(p, m, err)) {
+            return FL_UNREACHABLE; /* nobody starts it again before this update is over */
         } else if (m->source || member_lives(p, m, NULL)) {
             missing++;
             (void)member_lives(p, m, &who);

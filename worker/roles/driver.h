@@ -54,7 +54,7 @@ struct drv_ops {
      * slow or worse, or silent alone. How many. */
     uint32_t (*end_late)(struct driver *d, enum drv_side side, enum furlong_late from);
     enum fl_status (*restart)(struct driver *d, enum drv_side side, struct fl_err *err);
-    /* Engines live and hold a version, after some of them ended. */
+    /* Engines live and hold a version, after some of them ended. FL_UNREACHABLE: a trainer has. */
     enum fl_status (*wait_engines)(struct driver *d, struct fl_err *err);
     void (*record)(struct driver *d, const char *json);
     double (*now_s)(struct driver *d);

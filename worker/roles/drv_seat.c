@@ -10,7 +10,14 @@
 #include "common/base/file.h"
 #include "common/conf/json.h"
 
-enum { WORDS = 256, WORD_BYTES = 640, BACKOFF_MS = 100, BACKOFF_MAX_MS = 5000, END_MS = 30000 };
+enum {
+    WORDS = 256,
+    WORD_BYTES = 640,
+    BACKOFF_MS = 100,
+    BACKOFF_MAX_MS = 5000,
+    END_MS = 30000,
+    LOOK_MS = 20
+};
 
 static const char *const side_roles[] = { [DRV_TRAINERS] = "trainer", [DRV_ENGINES] = "rollout" };
 
@@ -158,7 +165,8 @@ static enum fl_status update_how(struct driver *d, uint64_t version, char dir[DI
     };
     if (strcmp(f->mode, "disk-delta") != 0)
         return FL_OK;
-    snprintf(dir, DIR_MAX, "%s%s", f->update_weight_disk_dir ? f->update_weight_disk_dir : d->run_dir,
+    snprintf(dir, DIR_MAX, "%s%s",
+             f->update_weight_disk_dir ? f->update_weight_disk_dir : d->run_dir,
              f->update_weight_disk_dir ? "" : "/weights");
     out->dir = dir;
     return fl_mkdirs(dir, err);
@@ -208,11 +216,10 @@ static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct f
 
 bool drv_seat_tell(struct driver *d, enum drv_side side, uint32_t wait_ms)
 {
-    enum { LOOK_MS = 20 };
     struct drv_seat *s = d->seat;
     bool said = false;
 
-    for (uint32_t waited = 0;; waited += LOOK_MS) {
+    for (uint32_t waited = 0; s->groups[side]; waited += LOOK_MS) {
         for (uint32_t i = 0; i < furlong_group_size(s->groups[side]); i++) {
             struct furlong_member m;
 
@@ -228,6 +235,7 @@ bool drv_seat_tell(struct driver *d, enum drv_side side, uint32_t wait_ms)
             return said;
         drv_nap(LOOK_MS);
     }
+    return false; /* it has not been launched yet */
 }
 
 void drv_seat_end(struct driver *d, enum drv_side side, uint32_t rank, uint32_t attempt,
@@ -378,8 +386,21 @@ static enum fl_status seat_restart(struct driver *d, enum drv_side side, struct 
 static enum fl_status seat_wait_engines(struct driver *d, struct fl_err *err)
 {
     struct drv_seat *s = d->seat;
+    struct furlong_member m;
 
-    (void)drv_seat_tell(d, DRV_ENGINES, DRV_CAUSE_MS);
+    for (uint32_t waited = 0; waited < DRV_CAUSE_MS; waited += LOOK_MS) {
+        bool engine = drv_seat_tell(d, DRV_ENGINES, 0), trainer = drv_seat_tell(d, DRV_TRAINERS, 0);
+
+        if (engine || trainer)
+            break;
+        drv_nap(LOOK_MS);
+    }
+    for (uint32_t i = 0; s->groups[DRV_TRAINERS] && i < furlong_group_size(s->groups[DRV_TRAINERS]);
+         i++) {
+        furlong_group_member(s->groups[DRV_TRAINERS], i, &m);
+        if (m.state == FURLONG_ENDED)
+            return fl_fail(err, FL_UNREACHABLE, "%s", m.why);
+    }
     return furlong_group_wait(s->groups[DRV_ENGINES], (uint32_t)(d->flags.start_timeout_s * 1000),
                               err);
 }

@@ -28,6 +28,8 @@ static void point_next(struct trainer *t)
 static enum fl_status begin(struct trainer *t, uint64_t version, uint32_t budget_ms,
                             struct fl_err *err)
 {
+    if (FL_FAULT("trainer.begin"))
+        return fl_fail_errno(err, "begin of version %ju", (uintmax_t)version);
     FL_TRY(furlong_weights_begin(t->weights, version, budget_ms ? budget_ms : BEGIN_MS, err));
     point_last(t);
     point_next(t);
@@ -39,6 +41,8 @@ static enum fl_status begin(struct trainer *t, uint64_t version, uint32_t budget
 
 static enum fl_status publish(struct trainer *t, uint64_t version, struct fl_err *err)
 {
+    if (FL_FAULT("trainer.publish"))
+        return fl_fail_errno(err, "publish version %ju", (uintmax_t)version);
     FL_TRY(furlong_weights_publish(t->weights, version, err));
     t->state.version = version;
     point_last(t);
@@ -85,6 +89,8 @@ static enum fl_status train_part(struct trainer *t, struct train_call *c, uint32
     void *sum;
     size_t bytes;
 
+    if (FL_FAULT("trainer.train"))
+        return fl_fail_errno(err, "train part %u", part);
     FL_TRY(learner_gradient(t->learner, part ? t->next : t->last, &c->batch, range, &sum, &bytes,
                             err));
     FL_TRY(trainer_reduce(t, (uint64_t)c->version, part, sum, bytes, err));
