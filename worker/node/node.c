@@ -7,6 +7,7 @@
 #include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/conf/json.h"
+#include "common/gpu/watch.h"
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
 #include "worker/node/package.h"
