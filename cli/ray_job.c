@@ -186,14 +186,12 @@ static int follow(struct common *m, const char *job)
     struct cli_follow how = { .show = CLI_SHOW_LOG, .leave = true, .away_max_ms = 600000 };
     struct cli_end end = { 0 };
     struct fl_err err = { 0 };
-    json_t *version;
-    int rc = ask(m, "GET", "/api/version", NULL, &version);
+    struct http_answer a = { 0 };
+    /* /api/version cannot tell: Ray's client takes no key there that it does not know. */
+    bool ours = cli_ask(&m->cluster, "GET", "/api/furlong/status", NULL, ASK_MS, &a, &err) == FL_OK && a.status == 200;
 
-    if (rc >= 0)
-        return rc;
-    bool ours = *cli_text(version, "furlong_version");
-
-    json_decref(version);
+    http_answer_fini(&a);
+    err = (struct fl_err){ 0 };
     if (!ours)
         return follow_foreign(m, job);
     fflush(stdout);

@@ -58,7 +58,7 @@ static void file_systems(void **state)
         { "Lustre",     0x0bd00bd0, 50 * GIB, DOCTOR_FAIL, "is on Lustre" },
         { "CIFS",       (int)0xff534d42, 50 * GIB, DOCTOR_FAIL, "is on CIFS" }, /* f_type is signed on some */
         { "tmpfs",      0x01021994, 50 * GIB, DOCTOR_OK,   "forgets" },
-        { "nearly full", 0xef53,    200 * MIB, DOCTOR_WARN, "200.0 MiB" },
+        { "nearly full", 0xef53,    200 * MIB, DOCTOR_WARN, "200 MiB" },
         { "full",       0xef53,     1 * MIB,  DOCTOR_FAIL, "1.0 MiB" },
     };
 
