@@ -516,6 +516,21 @@ static void serve_role_end(void *service, struct call_req *req, const struct wir
     fl__role__free_unpacked(pb, NULL);
 }
 
+static void serve_member_end(void *service, struct call_req *req, const struct wire_msg *m)
+{
+    struct guest *g = service;
+    Fl__MemberEnd *pb = fl__member_end__unpack(NULL, m->head.body_bytes, m->body);
+
+    for (unsigned i = 0; i < g->f->n_workers; i++) {
+        struct worker *w = &g->f->workers[i];
+
+        if (!strcmp(w->role, pb->role) && w->rank == pb->rank && w->attempt == pb->attempt && w->pid)
+            kill(w->pid, SIGKILL);
+    }
+    call_reply(req, (struct fl_bytes){ 0 }, (struct fl_bytes){ 0 });
+    fl__member_end__free_unpacked(pb, NULL);
+}
+
 static void serve_role_restart(void *service, struct call_req *req, const struct wire_msg *m)
 {
     struct guest *g = service;
@@ -584,6 +599,7 @@ static const struct call_method methods[] = {
     { .method = FL_ROLE_END, .name = "role end", .serve = serve_role_end },
     { .method = FL_ROLE_RESTART, .name = "role restart", .serve = serve_role_restart },
     { .method = FL_GROUP_END, .name = "group end", .serve = serve_group_end },
+    { .method = FL_MEMBER_END, .name = "member end", .serve = serve_member_end },
     { .method = FL_MEMBERS_LIST, .name = "members", .serve = serve_list },
     { .method = FL_STEP_RECORD, .name = "step", .serve = serve_step },
 };

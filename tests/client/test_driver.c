@@ -234,6 +234,36 @@ static void a_stopped_process_does_not_hold_a_blob(void **state)
     run_end(&r);
 }
 
+static void who_hangs_is_ended_and_comes_back(void **state)
+{
+    struct furlong_launch_opts o = { .restart_max = 1, .backoff_ms = 10, .backoff_max_ms = 10 };
+    struct run r = run_make("1", "2");
+    struct furlong_member m;
+    struct furlong_group *g;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    t_ok(launch(&r, "rollout", "server", "2", &o, &g, &err), &err);
+    t_ok(furlong_ask_all(g, "count", NULL, 10000, NULL, &err), &err);
+    t_int_eq(furlong_group_late(g, 1, &m), FURLONG_IN_TIME);
+    fake_kill(r.fake, "rollout", 1, SIGSTOP);
+    t_refused(furlong_ask_all(g, "count", NULL, 300, NULL, &err), FL_TIMEOUT, &err);
+    t_int_eq(furlong_group_late(g, 0, &m), FURLONG_IN_TIME);
+    t_int_eq(furlong_group_late(g, 1, &m), FURLONG_SILENT);
+    t_int_eq(m.attempt, 1);
+    t_has(m.why, "rollout 1 on gpu-a");
+    t_ok(furlong_member_end(g, 1, m.attempt, m.why, 20000, &err), &err);
+    t_int_eq(furlong_group_late(g, 1, &m), FURLONG_IN_TIME);
+    t_ok(furlong_member_end(g, 1, 1, NULL, 20000, &err), &err); /* it has ended: nothing happens */
+    t_ok(furlong_group_wait(g, 20000, &err), &err);
+    furlong_group_member(g, 1, &m);
+    t_int_eq(m.attempt, 2);
+    t_ok(furlong_ask_all(g, "count", NULL, 10000, NULL, &err), &err);
+    t_refused(furlong_member_end(g, 2, 1, NULL, 1000, &err), FL_NOT_FOUND, &err);
+    furlong_group_end(g);
+    run_end(&r);
+}
+
 static void a_group_restarts(void **state)
 {
     struct run r = run_make("2", "1");
@@ -325,6 +355,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_killed_member_comes_back),
         cmocka_unit_test(asking_all_names_who_is_missing),
         cmocka_unit_test(a_stopped_process_does_not_hold_a_blob),
+        cmocka_unit_test(who_hangs_is_ended_and_comes_back),
         cmocka_unit_test(a_group_restarts),
         cmocka_unit_test(a_driver_that_comes_back_finds_its_group),
         cmocka_unit_test(a_daemon_that_restarts_tells_the_members_again),

@@ -327,8 +327,10 @@ static void on_stop(void *arg, struct call_req *req, const struct wire_msg *m)
     f->stops++;
     for (size_t i = 0; i < f->n_workers; i++)
         if (memcmp(&f->workers[i].who.id, s->who->worker.data, 28) == 0 &&
-            f->workers[i].who.attempt == s->who->attempt)
+            f->workers[i].who.attempt == s->who->attempt) {
             f->workers[i].stop_asked = true;
+            f->workers[i].stop_term_ms = s->term_ms;
+        }
     say(req, FL_OK, "");
     free_msg(s);
 }

@@ -38,6 +38,7 @@ struct fake_worker {
     uint8_t key[32];
     Fl__WorkerPhase phase;
     bool stop_asked;
+    uint32_t stop_term_ms;
     unsigned starts;
 };
 struct fake { /* a daemon */

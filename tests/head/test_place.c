@@ -270,6 +270,58 @@ static void a_role_restarts_as_a_whole(void **unused)
     run_end(&x);
 }
 
+static enum fl_status member_end(struct run *x, const Fl__Layout *y, const char *role, uint32_t rank,
+                                 uint32_t attempt)
+{
+    Fl__MemberEnd m = FL__MEMBER_END__INIT;
+    struct asked q;
+
+    m.group = y->group;
+    m.role = (char *)(uintptr_t)role;
+    m.rank = rank;
+    m.attempt = attempt;
+    m.why = "it hangs";
+    ask_relay(&x->a, x->driver, FL_MEMBER_END, &m, &q);
+    ask_wait(&x->a, &q);
+    enum fl_status st = q.st;
+    ask_free(&q);
+    return st;
+}
+
+/* By force, counted as any end, and never the attempt after the one that was meant. */
+static void one_member_is_ended(void **unused)
+{
+    struct run x;
+
+    (void)unused;
+    run_start(&x, "member", 2, 0);
+    Fl__Layout *y = place(&x, split_1_1, 4);
+    free_msg(launch(&x, y, "rollout", 1));
+    UNTIL(&x.rig, fake_worker(&x.a, "rollout", 0));
+    struct fake_worker *one = fake_worker(&x.a, "rollout", 0);
+    fake_joined(&x.a, one);
+    t_int_eq(member_end(&x, y, "rollout", 0, 2), FL_INVALID);
+    t_int_eq(member_end(&x, y, "rollout", 1, 1), FL_NOT_FOUND);
+    t_int_eq(member_end(&x, y, "rollout", 0, 1), FL_OK);
+    UNTIL(&x.rig, one->stop_asked);
+    t_int_eq(one->stop_term_ms, 0);
+    t_int_eq(member_end(&x, y, "rollout", 0, 1), FL_OK);
+    fake_exit(&x.a, one, 0);
+    rig_pass(&x.rig, 300);
+    UNTIL(&x.rig, fake_worker(&x.a, "rollout", 0)->who.attempt == 2);
+    one = fake_worker(&x.a, "rollout", 0);
+    t_int_eq(member_end(&x, y, "rollout", 0, 1), FL_OK);
+    rig_pass(&x.rig, 3000);
+    t_true(!one->stop_asked, "the older attempt was meant");
+    t_int_eq(member_end(&x, y, "rollout", 0, 2), FL_OK);
+    UNTIL(&x.rig, one->stop_asked);
+    fake_exit(&x.a, one, 0);
+    const Fl__Where *w;
+    UNTIL(&x.rig, (w = last_news(&x.a, "rollout", 0)) && w->state == MEMBER_ENDED);
+    free_msg(y);
+    run_end(&x);
+}
+
 static void the_end_of_a_job_ends_its_workers_and_groups(void **unused)
 {
     struct run x;
@@ -398,6 +450,7 @@ int main(void)
         cmocka_unit_test(a_node_that_says_nothing_is_named),
         cmocka_unit_test(a_worker_starts_again_after_back_off),
         cmocka_unit_test(the_driver_hears_how_its_members_fare),
+        cmocka_unit_test(one_member_is_ended),
         cmocka_unit_test(a_role_restarts_as_a_whole),
         cmocka_unit_test(the_end_of_a_job_ends_its_workers_and_groups),
         cmocka_unit_test(only_the_driver_may_place),

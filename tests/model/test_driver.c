@@ -24,7 +24,7 @@ struct fake {
     double abs_diff, clock;
     uint64_t digest; /* of updates: changes with the version only */
     uint32_t odd_digests;
-    enum furlong_late late[2]; /* of a side, somebody */
+    enum furlong_late late[2], then_late[2]; /* of a side, somebody; from the failure on */
     uint64_t versions_asked[64];
     int n_generated;
 };
@@ -45,8 +45,10 @@ static void note(struct fake *f, const char *what)
 static enum fl_status met(struct fake *f, const char *what, struct fl_err *err)
 {
     note(f, what);
-    if (f->fail && !strcmp(f->fail, what) && ++f->met == f->fail_at)
+    if (f->fail && !strcmp(f->fail, what) && ++f->met == f->fail_at) {
+        memcpy(f->late, f->then_late, sizeof(f->late));
         return fl_fail(err, f->fail_with, "%s failed, as the test wants", what);
+    }
     return FL_OK;
 }
 
@@ -343,6 +345,7 @@ static void goes_on(void **state)
         int at;
         enum fl_status with;
         const char *then; /* part of the log after the failure */
+        enum furlong_late late[2];
     } rows[] = {
         { "a trainer ends, no checkpoint", "--num-rollout 4", "train", 3, FL_UNREACHABLE,
           "train restart:trainer T.load E.pause update E.resume generate train" },
@@ -356,6 +359,16 @@ static void goes_on(void **state)
         { "a trainer ends after it saved", "--num-rollout 4 --save-interval 2 --colocate", "T.offload", 3, FL_UNREACHABLE,
           "T.save T.offload restart:trainer T.load T.offload E.onload_weights update E.onload_kv record generate" },
         { "an engine ends in an update", "--num-rollout 2", "update", 2, FL_UNREACHABLE, "update wait update E.resume" },
+        { "an engine is slow in an update", "--num-rollout 2", "update", 2, FL_TIMEOUT, "update end:rollout wait update E.resume",
+          { [DRV_ENGINES] = FURLONG_SLOW } },
+        { "a trainer hangs in an update", "--num-rollout 2", "update", 2, FL_TIMEOUT, "update end:trainer restart:trainer T.load",
+          { [DRV_TRAINERS] = FURLONG_SILENT } },
+        { "an engine hangs in pause", "--num-rollout 2", "E.pause", 2, FL_TIMEOUT, "E.pause end:rollout wait E.pause update",
+          { [DRV_ENGINES] = FURLONG_SILENT } },
+        { "a trainer hangs in offload", "--num-rollout 2 --colocate", "T.offload", 2, FL_TIMEOUT,
+          "T.offload end:trainer restart:trainer T.load", { [DRV_TRAINERS] = FURLONG_SILENT } },
+        { "an engine keeps a begin waiting", "--num-rollout 2", "train", 2, FL_TIMEOUT, "train end:rollout wait restart:trainer T.load",
+          { [DRV_ENGINES] = FURLONG_SILENT } },
     };
     struct fl_err err;
 
@@ -368,6 +381,7 @@ static void goes_on(void **state)
         r->f.fail = rows[i].fail;
         r->f.fail_at = rows[i].at;
         r->f.fail_with = rows[i].with;
+        memcpy(r->f.then_late, rows[i].late, sizeof(r->f.then_late));
         t_ok(drv_run(&r->d, &err), &err);
         t_has(r->f.log, rows[i].then);
         t_int_eq(records(&version), r->d.n_steps, "%s", rows[i].name);

@@ -83,7 +83,7 @@ static void bed_fini(struct bed *b)
 
 struct how {
     const char *word, *arg, *path; /* path: instead of the victim */
-    uint32_t term_ms, kill_ms;
+    uint32_t term_ms, kill_ms, orphan_ms;
     uint64_t memory, log;
     const char *cwd;
     int seat_fd;
@@ -106,6 +106,7 @@ static enum fl_status bed_try(struct bed *b, struct how h, struct fl_err *err)
         .log_max_bytes = h.log ? h.log : BOUND,
         .term_ms = h.term_ms ? h.term_ms : 5000,
         .kill_ms = h.kill_ms ? h.kill_ms : 5000,
+        .orphan_ms = h.orphan_ms,
         .seat_fd = h.seat_fd ? h.seat_fd : -1,
     };
 
@@ -381,6 +382,29 @@ static void an_end_that_nobody_saw_is_read(void **state)
     bed_fini(&b);
 }
 
+/* Nobody adopts: the keeper ends its tree itself, and says why. */
+static void an_orphan_ends_by_itself(void **state)
+{
+    struct bed b;
+    struct fl_err err;
+    struct stat st;
+    char record[300];
+
+    (void)state;
+    bed_start(&b, (struct how){ "with-child", NULL, .orphan_ms = 50, .term_ms = 1 });
+    t_until(b.loop, b.n_started && said_ready(&b), WAIT_MS);
+    proc_keeper.forget(b.proc);
+    b.proc = NULL;
+    snprintf(record, sizeof(record), "%s/exit", b.dir);
+    t_until(b.loop, stat(record, &st) == 0, WAIT_MS);
+    t_ok(proc_keeper.adopt(b.loop, b.dir, &user, &b, &b.proc, &err), &err);
+    t_until(b.loop, b.n_gone, WAIT_MS);
+    t_int_eq(b.exit.cause, PROC_STOPPED);
+    t_has(b.exit.why, "its daemon was away");
+    t_int_eq(b.exit.tree_left, 0);
+    bed_fini(&b);
+}
+
 static void a_folder_without_keeper_or_record(void **state)
 {
     struct bed b;
@@ -540,6 +564,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_hanging_keeper_cannot_hold_a_stop_up),
         cmocka_unit_test(a_new_daemon_adopts),
         cmocka_unit_test(an_end_that_nobody_saw_is_read),
+        cmocka_unit_test(an_orphan_ends_by_itself),
         cmocka_unit_test(a_folder_without_keeper_or_record),
         cmocka_unit_test(nothing_is_inherited_unseen),
         cmocka_unit_test(output_is_bounded),
