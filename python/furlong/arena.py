@@ -1,4 +1,6 @@
-"""Memory at an address that stays the same while its content goes and comes back (DESIGN: offload and onload by tag)."""
+"""Memory at an address that stays the same while its content goes and comes back, by tag."""
+import os
+
 from . import _core
 from .weights import _shape_entry
 
@@ -40,3 +42,19 @@ class Arena:
 
     def onload(self, tags):
         return self._run._move(tags_of(tags), False)
+
+
+_TORCH = {"weights": "_weights", "kv_cache": "_kv_cache", "cuda_graph": "_cuda_graph", "optimizer": "_optimizer", "default": ""}
+
+
+def torch_pool(tag):
+    """A torch.cuda.MemPool whose memory is the arena's: `with torch.cuda.use_mem_pool(torch_pool("weights")): ...`. It
+    goes and comes back with its tag, and engines map it as it is."""
+    import torch
+    if tag not in _TORCH:
+        raise ValueError(f"no tag {tag!r}: {', '.join(_TORCH)}")
+    library = os.path.join(os.path.dirname(_core.__file__), "libfurlong.so.1")
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(library, "furlong_torch_alloc" + _TORCH[tag], "furlong_torch_free")
+    pool = torch.cuda.MemPool(allocator.allocator())
+    pool.furlong_allocator = allocator  # lives as long as the pool
+    return pool

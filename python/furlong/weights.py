@@ -123,12 +123,17 @@ class Plane:
     def __init__(self, run):
         self._run = run
 
-    def offer(self, named, set="policy", slots=0, fixed_addresses=False, stream=None):
+    def offer(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, device=0):
         """named: name -> tensor with its first values (torch, numpy, a buffer, anything with DLPack), a Shard,
-        (dtype, shape) for zeros, or (pointer, dtype, shape)."""
-        return Weights(self._run._weights(True, set, _entries(named), slots, fixed_addresses, stream, False, None))
+        (dtype, shape) for zeros, or (pointer, dtype, shape).
 
-    def accept(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, check_equal=False, local_dir=None):
+        stream: the CUstream on which they are written, as a number (torch.cuda.current_stream().cuda_stream); then the
+        memory is the device's, and `device` is PyTorch's index of it."""
+        return Weights(self._run._weights(True, set, _entries(named), slots, fixed_addresses, stream, False, None,
+                                          device))
+
+    def accept(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, device=0, check_equal=False,
+               local_dir=None):
         """named: name -> (dtype, shape), a Shard of that, or a tensor whose type and shape are taken."""
         return Weights(self._run._weights(False, set, _spec_entries(named), slots, fixed_addresses, stream, check_equal,
-                                          local_dir))
+                                          local_dir, device))

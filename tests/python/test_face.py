@@ -230,8 +230,8 @@ def test_memory_that_goes_and_comes_back():
     a.onload(["kv_cache", "optimizer"])
     assert x.pointer == at and bytes(memoryview(x).cast("B")[:4]) == bytes(4) and bytes(memoryview(y)[:4]) == b"efgh"
     raises(ValueError, "no tag 'weight'", lambda: a.offload("weight"))
-    raises(furlong.Unsupported, "device 0", lambda: a.empty(8, device=0))
-    raises(furlong.Exhausted, "", lambda: a.empty((1 << 40, 1 << 20), "F32"))
+    raises(furlong.Unsupported, "device", lambda: a.empty(8, device=0))
+    raises(furlong.Exhausted, "", lambda: a.empty(1 << 46, "U8"))
     a.keep("optimizer", "in_place")
 
 

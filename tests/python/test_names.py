@@ -116,6 +116,13 @@ def test_the_module_shows_its_door_and_needs_the_library():
     assert not [x for x in undefined if re.search(r"\b(grpc|protobuf|uv_)", x)]
 
 
+def test_the_allocators_are_there():
+    there = {x.split()[-1].split("@")[0] for x in lines("nm", "-D", "--defined-only",
+                                                        os.path.join(os.path.dirname(furlong._core.__file__), "libfurlong.so.1"))}
+    wanted = {"furlong_torch_alloc" + x for x in furlong.arena._TORCH.values()} | {"furlong_torch_free"}
+    assert wanted <= there and set(furlong.arena._TORCH) == set(furlong.arena.TAGS), wanted - there
+
+
 def test_the_limited_api_is_enough():
     if not furlong._core.__file__.endswith(".abi3.so"):
         return  # the plain build for 3.10

@@ -94,7 +94,7 @@ int ask_init(PyObject *module);
 
 /* ---- view.c, tensor.c, weights.c ---------------------------------------------------------------*/
 PyObject *view_make(struct py_run *r, PyObject *owner, void *at, enum fl_dtype dtype, unsigned ndim,
-                    const uint64_t *shape, bool readonly,
+                    const uint64_t *shape, bool readonly, int device,
                     Py_ssize_t *counted); /* NULL, or the owner's count of views */
 int view_init(PyObject *module);
 extern const struct dtype_row {

@@ -26,13 +26,13 @@ struct py_view {
     Py_ssize_t *counted;
     void *at;
     enum fl_dtype dtype;
-    int ndim;
+    int ndim, device; /* device: -1 host, else the process' number of it */
     bool readonly;
     Py_ssize_t shape[FL_DIMS], strides[FL_DIMS], bytes;
 };
 
 PyObject *view_make(struct py_run *r, PyObject *owner, void *at, enum fl_dtype dtype, unsigned ndim,
-                    const uint64_t *shape, bool readonly, Py_ssize_t *counted)
+                    const uint64_t *shape, bool readonly, int device, Py_ssize_t *counted)
 {
     struct py_view *v = (struct py_view *)core_new(view_type);
 
@@ -46,6 +46,7 @@ PyObject *view_make(struct py_run *r, PyObject *owner, void *at, enum fl_dtype d
     v->dtype = dtype;
     v->ndim = (int)ndim;
     v->readonly = readonly;
+    v->device = device;
     v->bytes = dtype_rows[dtype].bytes;
     for (int i = v->ndim - 1; i >= 0; i--) {
         v->shape[i] = (Py_ssize_t)shape[i];
@@ -77,6 +78,10 @@ static int view_buffer(PyObject *self, Py_buffer *out, int flags)
     struct py_view *v = (struct py_view *)self;
     const struct dtype_row *d = &dtype_rows[v->dtype];
 
+    if (v->device >= 0) {
+        PyErr_SetString(PyExc_BufferError, "this memory is a device's: take it by DLPack");
+        return -1;
+    }
     if (v->readonly && (flags & PyBUF_WRITABLE)) {
         PyErr_SetString(PyExc_BufferError, "these weights are served: they are read alone");
         return -1;
@@ -133,7 +138,7 @@ static PyObject *view_dlpack(PyObject *self, PyObject *args, PyObject *kw)
     struct shown *s = calloc(1, sizeof(*s));
     PyObject *capsule;
 
-    (void)args; /* a stream, a version, a device: host memory needs none of them */
+    (void)args; /* a stream, a version, a device: frozen or idle memory needs none of them */
     (void)kw;
     if (!s)
         return PyErr_NoMemory();
@@ -141,7 +146,7 @@ static PyObject *view_dlpack(PyObject *self, PyObject *args, PyObject *kw)
         s->shape[i] = v->shape[i];
     s->m = (struct dl_managed){
         .t = { .data = v->at,
-               .device = { DL_CPU, 0 },
+               .device = { v->device < 0 ? DL_CPU : DL_CUDA, v->device < 0 ? 0 : v->device },
                .ndim = v->ndim,
                .dtype = { d->dl_code, (uint8_t)(8 * d->bytes), 1 },
                .shape = s->shape },
@@ -158,9 +163,10 @@ static PyObject *view_dlpack(PyObject *self, PyObject *args, PyObject *kw)
 
 static PyObject *view_device(PyObject *self, PyObject *none)
 {
-    (void)self;
+    struct py_view *v = (struct py_view *)self;
+
     (void)none;
-    return Py_BuildValue("(ii)", DL_CPU, 0);
+    return v->device < 0 ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, v->device);
 }
 
 static PyObject *get_dtype(PyObject *self, void *closure)

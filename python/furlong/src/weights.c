@@ -19,6 +19,7 @@ struct py_weights {
     Py_ssize_t n, views;
     PyObject *index; /* name: number */
     bool offered;
+    int device; /* -1: host memory */
 };
 
 /* ---- making one: the first copy and the talk about it are the library's
@@ -87,11 +88,11 @@ PyObject *run_weights(PyObject *self, PyObject *args)
     struct make_op *m;
     PyObject *entries, *stream;
     const char *set, *local_dir;
-    int offer, fixed, check;
+    int offer, fixed, check, device;
     unsigned slots;
 
-    if (!PyArg_ParseTuple(args, "psO!IpOpz", &offer, &set, &PyList_Type, &entries, &slots, &fixed,
-                          &stream, &check, &local_dir) ||
+    if (!PyArg_ParseTuple(args, "psO!IpOpzi", &offer, &set, &PyList_Type, &entries, &slots, &fixed,
+                          &stream, &check, &local_dir, &device) ||
         !run_enter(r))
         return NULL;
     m = OP_NEW(struct make_op, make_work, make_fini);
@@ -129,6 +130,7 @@ PyObject *run_weights(PyObject *self, PyObject *args)
         Py_INCREF(self);
         s->run = r;
         s->offered = offer;
+        s->device = stream == Py_None ? -1 : device;
         s->w = m->w;
         m->w = NULL;
         run_adopt(r, &s->child, weights_empty);
@@ -180,7 +182,8 @@ static PyObject *look(PyObject *self, PyObject *key, bool last)
     if (!at)
         Py_RETURN_NONE;
     return view_make(s->run, self, at, s->rows[i].dtype, s->rows[i].ndim, s->rows[i].len,
-                     last || !s->offered, &s->views);
+                     last || !s->offered, s->device,
+                     &s->views);
 }
 
 static PyObject *weights_data(PyObject *self, PyObject *key)
@@ -381,8 +384,8 @@ PyObject *run_alloc(PyObject *self, PyObject *args)
             if (furlong_arena_alloc(r->f, (enum furlong_tag)tag, device, bytes ? bytes : 1, &m->at,
                                     &err) == FL_OK) {
                 run_adopt(r, &m->child, memory_empty);
-                view = view_make(r, (PyObject *)m, m->at, l.t->dtype, l.t->ndim, l.t->shape, false,
-                                 NULL);
+                view = view_make(r, (PyObject *)m, m->at, l.t->dtype, l.t->ndim, l.t->shape,
+                                 false, device, NULL);
             } else {
                 core_raise(&err);
             }
