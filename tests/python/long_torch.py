@@ -178,7 +178,7 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint():
         run = Run(p, "--num-rollout=30", "--save-interval=5", *STEPS, *commands(make_model(f"{p.root}/m")), env=ENV)
         driver = run.start()
         run.wait_step(12, seconds=120)
-        pid = wait_for("the trainer", lambda: [x for x, c in p.processes() if "trainer.py" in c and "/bin/sh" not in c and "keep" not in c])
+        pid = wait_for("the trainer", lambda: [x for x, c in p.processes() if c.startswith(python()) and "trainer.py" in c])
         os.kill(pid[0], signal.SIGKILL)
         out, err = driver.communicate(timeout=240)
         assert driver.returncode == 0, out + err
