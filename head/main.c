@@ -293,6 +293,25 @@ static void say_failed(const struct program *p, const struct fl_err *err)
     fprintf(stderr, "furlong-head: %s\n", err->text);
 }
 
+/* What Prometheus is pointed at by its file_sd_configs, under Ray's name. */
+static void write_discovery(const struct program *p)
+{
+    const char *roots[] = { p->state_dir, getenv("RAY_TMPDIR") };
+    const char *target = strstr(p->http_at, "://");
+    json_t *o = json_pack("[{s:{s:s},s:[s]}]", "labels", "job", "ray", "targets",
+                          target ? target + 3 : p->http_at);
+    char path[FL_PATH_MAX], *text = o ? json_dumps(o, 0) : NULL;
+    struct fl_err err;
+
+    for (size_t i = 0; text && i < FL_LEN(roots); i++)
+        if (roots[i] && *roots[i] &&
+            (fl_path(path, &err, "%s/prom_metrics_service_discovery.json", roots[i]) != FL_OK ||
+             fl_file_write(path, 0644, text, strlen(text), &err) != FL_OK))
+            fl_warn("Prometheus is not told of this head why=\"%s\"", err.text);
+    free(text);
+    json_decref(o);
+}
+
 static enum fl_status announce(struct program *p, struct fl_err *err)
 {
     char runtime[FL_PATH_MAX], id[FL_SHORT];
@@ -309,6 +328,8 @@ static enum fl_status announce(struct program *p, struct fl_err *err)
         st = fl_path(p->file, err, "%s/head.json", p->dir);
     if (st == FL_OK)
         st = fl_file_write(p->file, 0600, text, strlen(text), err);
+    if (st == FL_OK)
+        write_discovery(p);
     if (st == FL_OK) {
         fl_info("head serves address=%s http=%s term=%llu pid=%d", p->rpc_at, p->http_at,
                 (unsigned long long)head_term(p->head)->head, (int)getpid());
@@ -329,6 +350,8 @@ static void remove_private(const struct program *p)
         if (fl_path(path, &err, "%s/%s", p->state_dir, ours[i]) != FL_OK ||
             fl_tree_remove(path, &err) != FL_OK)
             fl_warn("private state is left behind why=\"%s\"", err.text);
+    if (fl_path(path, &err, "%s/prom_metrics_service_discovery.json", p->state_dir) == FL_OK)
+        (void)unlink(path);
     (void)rmdir(p->state_dir); /* the daemon may still have its own in it */
 }
 

@@ -1,4 +1,5 @@
 #include <inttypes.h>
+#include <time.h>
 
 #include "common/base/log.h"
 #include "head/state.h"
@@ -13,8 +14,19 @@ const char *node_state_name(enum node_state s)
     return s < NODE_STATES ? state_names[s] : "?";
 }
 
+static uint64_t wall_ms(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t); /* shown to people; nothing is decided by it */
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
 static void offer(struct node *n)
 {
+    if (!n->joined_ms || n->left_ms)
+        n->joined_ms = wall_ms();
+    n->left_ms = 0;
     n->reported = true;
     head_resources_changed(n->head);
 }
@@ -26,6 +38,7 @@ static void hold(struct node *n)
 
 static void drop(struct node *n)
 {
+    n->left_ms = wall_ms();
     if (n->up)
         uplink_close(n->up, FL_STALE, "fenced: silent for too long");
     head_resources_changed(n->head);
@@ -33,6 +46,7 @@ static void drop(struct node *n)
 
 static void leave(struct node *n)
 {
+    n->left_ms = wall_ms();
     head_resources_changed(n->head);
 }
 

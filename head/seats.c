@@ -115,6 +115,7 @@ void seat_unplug(struct seat *s)
     free(s->unix_path);
     s->tcp = s->unix_path = NULL;
     s->pid = 0;
+    readings_free(s);
     seat_dirty(s);
 }
 

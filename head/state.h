@@ -45,6 +45,7 @@ enum {
     HEAD_STEPS_KEPT = 1024,
     HEAD_STEP_BYTES = 256 << 10,
     HEAD_GROUPS_A_JOB = 256,
+    HEAD_READINGS = 64, /* of one worker; more of them are not kept */
 };
 
 /* ---- nodes ---- */
@@ -75,6 +76,8 @@ struct node {
     struct uplink *up; /* NULL while it is not connected */
     uint64_t beat_ns;  /* last sign of life, on our clock */
     uint64_t memory_available;
+    Fl__NodeStats *stats; /* NULL before the first beat */
+    uint64_t joined_ms, left_ms; /* wall clock, for people; of this start of the head */
     uint32_t load_e2;
     bool reported;                /* since the start of this head */
     bool told_end;                /* to shut down */
@@ -134,6 +137,11 @@ enum exit_cause { /* as Exit.cause travels: enum proc_cause of worker/proc, whic
                   EXIT_SETUP_FAILED = 100 /* the head's own: its packages could not be had */
 };
 enum member_state { MEMBER_STARTING, MEMBER_LIVE, MEMBER_ENDED }; /* enum furlong_member_state */
+struct reading { /* of a worker, by its own name */
+    struct reading *next;
+    char name[64];
+    double value;
+};
 struct seat {
     UT_hash_handle hh;
     struct fl_worker_id id;
@@ -145,6 +153,7 @@ struct seat {
     char *tcp, *unix_path;
     uint64_t ready_ns; /* waiting: not before */
     char *force_why;   /* this attempt ends without being asked; NULL: it does not */
+    struct reading *readings;
 };
 
 /* ---- jobs ---- */
@@ -427,6 +436,8 @@ void joblog_remove(struct head *h, const char *submission_id);
 
 void followers_wake(struct job *j); /* something came, or the job ended */
 void followers_free(struct job *j);
+void reading_take(struct seat *s, const char *name, double value);
+void readings_free(struct seat *s);
 void tails_wake(struct job *j);
 void tails_free(struct job *j);
 bool job_told(const struct job *j, uint64_t now_ns); /* who followed has heard the end */

@@ -103,6 +103,7 @@ bool job_over(const struct job *j)
 
 static void seat_delete(struct head *h, struct seat *s)
 {
+    readings_free(s);
     HASH_DEL(h->seats, s);
     free_msg(s->rec);
     free(s->tcp);
@@ -189,6 +190,7 @@ static void node_delete(struct head *h, struct node *n)
 {
     node_forget_unknown(n);
     HASH_DEL(h->nodes, n);
+    free_msg(n->stats);
     free_msg(n->rec);
     free(n);
 }

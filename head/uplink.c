@@ -93,6 +93,17 @@ static void on_beat(void *service, struct call_req *req, const struct wire_msg *
         return;
     u->node->memory_available = beat->memory_available;
     u->node->load_e2 = beat->load_e2;
+    for (size_t i = 0; i < beat->n_metrics; i++) {
+        const Fl__WorkerMetric *m1 = beat->metrics[i];
+        struct seat *s = seat_of(u->head, &m1->who->worker);
+
+        if (s && s->rec->who->attempt == m1->who->attempt)
+            reading_take(s, m1->name, m1->value);
+    }
+    if (beat->stats) {
+        free_msg(u->node->stats);
+        u->node->stats = copy_msg(beat->stats);
+    }
     fl_metric_add(u->head->count.beats, 1);
     alive(u);
     free_msg(beat);

@@ -32,6 +32,21 @@ void rest_shutdown(void *head, struct http_req *req);
 void rest_metrics(void *head, struct http_req *req);
 void rest_auth_mode(void *head, struct http_req *req);
 void rest_authenticate(void *head, struct http_req *req);
+void rest_state_list(void *head, struct http_req *req);
+void rest_state_summary(void *head, struct http_req *req);
+void rest_state_logs(void *head, struct http_req *req);
+void rest_state_log_file(void *head, struct http_req *req);
+void rest_state_timeline(void *head, struct http_req *req);
+void rest_ray_nodes(void *head, struct http_req *req);
+void rest_ray_node(void *head, struct http_req *req);
+void rest_cluster_status(void *head, struct http_req *req);
+void rest_gcs_healthz(void *head, struct http_req *req);
+void rest_local_healthz(void *head, struct http_req *req);
+void rest_grafana(void *head, struct http_req *req);
+void rest_prometheus(void *head, struct http_req *req);
+void rest_usage_stats(void *head, struct http_req *req);
+void rest_timezone(void *head, struct http_req *req);
+void rest_activities(void *head, struct http_req *req);
 
 /* The job of the path, by submission id or job id; answered 404 when there is none. */
 struct job *rest_job(struct head *h, struct http_req *req);
@@ -40,6 +55,15 @@ json_t *rest_hex(const ProtobufCBinaryData *bytes); /* as text */
 json_t *rest_amount(int64_t e4);                    /* whole numbers as integers */
 const char *rest_group_state(Fl__GroupState s);
 const char *rest_seat_state(const struct seat *s);
+/* {"result","msg","data"}: how Ray's dashboard wraps answers. */
+void rest_ray_reply(struct http_req *req, unsigned status, const char *msg, json_t *data_take);
+json_t *rest_resources(const Fl__Inventory *i, bool head_node);
+json_t *rest_labels(const struct node *n);
+const struct node *rest_head_node(struct head *h); /* the one on the head's own host, or NULL */
+bool rest_node_alive(const struct node *n);
+/* {"GPU":{"used":1.0,"total":2.0},...} of one node, or of all that are in. */
+json_t *rest_usage(struct head *h, const struct node *only);
+void rest_usage_lines(struct head *h, const struct node *only, const char *indent, struct fl_str *out);
 json_t *rest_job_message(const struct job *j); /* its own, or what Ray says of its status */
 json_t *rest_job_json(const struct job *j); /* Ray's JobDetails */
 /* text, with U+FFFD in place of what is no UTF-8. */

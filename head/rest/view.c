@@ -70,6 +70,17 @@ static void add_node(struct head *h, const struct node *n, json_t *resources)
             add_lease(resources, l->rec);
 }
 
+json_t *rest_usage(struct head *h, const struct node *only)
+{
+    json_t *all = json_object();
+    struct node *n, *tmp;
+
+    HASH_ITER (hh, h->nodes, n, tmp)
+        if (only ? n == only : rest_node_alive(n))
+            add_node(h, n, all);
+    return all;
+}
+
 /* ---- status ---- */
 
 static void count(json_t *counts, const char *name)
@@ -473,61 +484,4 @@ void rest_shutdown(void *head, struct http_req *req)
     http_reply_json(req, 200, json_pack("{s:b}", "stopping", 1));
     head_shutdown(head, why);
     json_decref(o);
-}
-
-static void gauge(struct head *h, const struct fl_metric_name *name, const char *key,
-                  const char *value, double v)
-{
-    struct fl_metric_label label = { key, value };
-    struct fl_metric *m;
-
-    if (fl_metric(h->metrics, name, key ? &label : NULL, key != NULL, &m, NULL) == FL_OK)
-        fl_metric_set(m, v);
-}
-
-static void gauges(struct head *h)
-{
-    static const struct fl_metric_name
-        nodes = { FL_GAUGE, "furlong_nodes", "Nodes by state" },
-        jobs = { FL_GAUGE, "furlong_jobs", "Jobs by status" },
-        leases = { FL_GAUGE, "furlong_leases", "Leases given" },
-        groups = { FL_GAUGE, "furlong_groups", "Placement groups" },
-        workers = { FL_GAUGE, "furlong_workers", "Seats in the directory" },
-        term = { FL_GAUGE, "furlong_head_term", "Starts of a head of this cluster" },
-        size = { FL_GAUGE, "furlong_journal_bytes", "Size of the journal's files" },
-        records = { FL_GAUGE, "furlong_journal_records", "Records since the start" },
-        syncs = { FL_GAUGE, "furlong_journal_groups", "Groups committed since the start" };
-    unsigned by_state[NODE_STATES] = { 0 }, by_status[5] = { 0 };
-    struct journal_stats s;
-    struct node *n, *ntmp;
-    struct job *j, *jtmp;
-
-    HASH_ITER (hh, h->nodes, n, ntmp)
-        by_state[n->state]++;
-    HASH_ITER (hh, h->jobs, j, jtmp)
-        by_status[j->rec->status]++;
-    for (unsigned i = 0; i < NODE_STATES; i++)
-        gauge(h, &nodes, "state", node_state_name(i), by_state[i]);
-    for (unsigned i = 0; i < FL_LEN(by_status); i++)
-        gauge(h, &jobs, "status", job_status_name(i), by_status[i]);
-    journal_stats(h->journal, &s);
-    gauge(h, &leases, NULL, NULL, HASH_COUNT(h->leases));
-    gauge(h, &groups, NULL, NULL, HASH_COUNT(h->groups));
-    gauge(h, &workers, NULL, NULL, HASH_COUNT(h->seats));
-    gauge(h, &term, NULL, NULL, (double)h->term.head);
-    gauge(h, &size, NULL, NULL, (double)s.file_bytes);
-    gauge(h, &records, NULL, NULL, (double)s.records);
-    gauge(h, &syncs, NULL, NULL, (double)s.groups);
-}
-
-void rest_metrics(void *head, struct http_req *req)
-{
-    struct head *h = head;
-    struct fl_str text = FL_STR_HEAP(4 << 20);
-
-    gauges(h);
-    fl_metrics_text(h->metrics, &text);
-    http_reply_bytes(req, 200, "text/plain; version=0.0.4",
-                     (struct fl_bytes){ fl_str_text(&text), text.len });
-    fl_str_fini(&text);
 }

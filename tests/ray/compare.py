@@ -29,6 +29,7 @@ KNOWN = [
     (r"body: (no JSON|empty|a list|a text|a number)", "A body that is no JSON object", r'"status": 400'),
     (r"not utf-8: logs", "Output that is not UTF-8", "a\ufffdb"),
     (r"resources: .*, ended as", "A job that waits can be stopped", "STOPPED"),
+    (r"package: another ending", "Names of packages", r'"status": 500'),
     (r"state: (limit too high|limit a word|filter without a value)", "Bad queries", r'"status": 400'),
 ]
 

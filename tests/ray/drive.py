@@ -48,6 +48,7 @@ def norm_text(t):
         t = t.rstrip()
     # Ray writes it through a buffer that goes out when the shell runs already: anywhere in the log. That it is there is asked once.
     t = re.sub(r"Running entrypoint for job [^\n]*(\n|\Z)", "", t)
+    t = re.sub(r"x{19000,20000}", "<about 20,000 x>", t)  # where it was cut depends on that line too
     m = re.search(r"last available logs \(truncated to 20,000 chars\):\n", t)
     if m:  # so one of the ten lines may be that one
         t = t[:m.end()] + "".join([x for x in t[m.end():].splitlines(True) if "Runtime env is setting up" not in x][-9:])
@@ -129,7 +130,9 @@ def norm_text_lines(t):
 
 def last_line(t):
     lines = [x for x in norm_text_lines(t) if re.search(r"\w", x) and "WebSocket closed" not in x]
-    return lines[-1] if lines else ""
+    said = lines[-1] if lines else ""
+    m = re.match(r"RuntimeError: Request failed with status code \d+: (\w+Error: .*)", said)  # Ray's has lines of Python between them
+    return (m.group(1) if m else said).rstrip(".")
 
 
 def tail(client, job):
@@ -261,6 +264,7 @@ def stops(client):
     call("stop: asked", client.stop_job, job)
     say("stop: ended as", wait(client, job))
     call("stop: info", client.get_job_info, job)
+    time.sleep(2)  # until then Ray's supervisor may still be there, and says true
     call("stop: again", client.stop_job, job)
     trap = "trap 'echo saving; sleep 1; echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     job = client.submit_job(entrypoint=trap, submission_id=name("saves"))
@@ -420,7 +424,7 @@ def commands(client):
     p = subprocess.run([os.path.join(BIN, "ray"), "job", "list"], env=dict(os.environ, RAY_ADDRESS=ADDRESS), capture_output=True, text=True,
                        timeout=60)
     rows = sorted(norm_text(x) for x in re.findall(r"submission_id='([^']*)'", p.stdout))
-    say("cli: list", [p.returncode, rows])
+    say("cli: list", [p.returncode, sorted(set(rows))])
 
 
 def states(client):
@@ -449,7 +453,8 @@ def states(client):
     http("state: nodes", "GET", "/api/v0/nodes", only=lambda b: [[sorted(r), r["is_head_node"], r["state"], r["state_message"]] for r in
                                                                 b["data"]["result"]["result"]])
     http("state: nodes, detail", "GET", "/api/v0/nodes?detail=true", only=lambda b: [sorted(r) for r in b["data"]["result"]["result"]])
-    http("state: dead nodes", "GET", "/api/v0/nodes?filter_keys=state&filter_predicates=%3D&filter_values=dead")
+    http("state: dead nodes", "GET", "/api/v0/nodes?filter_keys=state&filter_predicates=%3D&filter_values=dead",
+         only=lambda b: [b["data"]["result"]["num_filtered"], b["data"]["result"]["result"]])
     for kind in ("actors", "tasks", "objects"):
         http(f"state: {kind} summarized", "GET", f"/api/v0/{kind}/summarize", only=shape)
     http("state: unknown kind", "GET", "/api/v0/nonsense")
@@ -469,7 +474,7 @@ def others(client):
     http("cluster status", "GET", "/api/cluster_status", only=lambda b: [b["result"], b["msg"], sorted(b["data"])])
     http("cluster status: text", "GET", "/api/cluster_status?format=1", only=lambda b: [
         b["result"], b["msg"], sorted(b["data"]), [re.sub(r"[\d.]+[A-Za-z]*/[\d.]+[A-Za-z]*", "U/T", x) for x in
-                                                    b["data"]["clusterStatus"].splitlines() if re.search("CPU|Resources|Usage|Pending", x)]])
+                                                    b["data"]["clusterStatus"].splitlines() if re.search("CPU|Resources|Usage|Pending|Node status|Active", x) and "{" not in x]])
     http("health: gcs", "GET", "/api/gcs_healthz")
     http("health: dashboard", "GET", "/api/healthz")
     http("authentication mode", "GET", "/api/authentication_mode")

@@ -9,6 +9,7 @@
 #include "common/proto/pb.h"
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
+#include "worker/node/stats.h"
 
 enum {
     CONNECT_MS = 5000,
@@ -40,6 +41,7 @@ enum up_state {
 };
 
 struct uplink {
+    struct node_stats_past past;
     struct node *node;
     enum up_state state;
     struct call_peer *peer;
@@ -146,12 +148,15 @@ static void beat(struct uplink *u)
     Fl__Beat m = FL__BEAT__INIT;
     Fl__WorkerMetric metrics[BEAT_METRICS], *list[BEAT_METRICS];
     Fl__SeatRef who[BEAT_METRICS];
+    Fl__NodeStats stats;
     struct fl_err err;
 
     m.seq = ++u->seq;
     m.has_memory_available = m.has_load_e2 = true;
     m.memory_available = node_memory_available();
     m.load_e2 = node_load_e2();
+    node_stats_read(&u->past, u->node->ident.dir, &stats);
+    m.stats = &stats;
     m.metrics = list;
     for (struct reading *r = u->readings; r && m.n_metrics < BEAT_METRICS; r = r->hh.next) {
         size_t i = m.n_metrics;
