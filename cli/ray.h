@@ -46,8 +46,14 @@ enum fl_status ray_find(const char *address, struct cli_cluster *out, struct fl_
  * head here: http://localhost:8265. Slashes at the end are dropped. */
 enum fl_status ray_find_api(const char *address, struct cli_cluster *out, struct fl_err *err);
 
+/* Is this command part of a launcher's line over ssh that stops the worker of a running cluster and starts it again at
+ * the same head ("... ray stop --force ; ... ray start --address=HEAD ...")? On a cluster that the launcher has not
+ * started itself (the daemon is with the head that it joined first, and that is another machine's) that ends what others run.
+ * True: said so on stderr, with the launcher's flag. */
+bool ray_refuse_fan_out(const char *program, const char *start_at); /* start_at: --address of a start; NULL: a stop */
+
 /* ==== pure, for tests ============================================================================== */
-struct ray_now { const char *text; }; /* "2026-11-29 20:24:09.648927" */
+bool ray_is_fan_out(const char *line, const char *head); /* line: of the shell that runs this command */
 /* What `ray status` prints, from the answers of /api/furlong/status, /nodes and /groups; free() it. */
 char *ray_status_text(const json_t *status, const json_t *nodes, const json_t *groups, bool verbose, const char *now);
 const char *ray_clock(char out[32]); /* local time with microseconds */

@@ -266,5 +266,7 @@ int ray_start(int argc, char **argv)
             return ray_failed("Error", "`--%s` should only be specified when starting head node with `--head`.", heads_only[i]);
     if (!s.address)
         return ray_failed("Error", "`--address` is a required flag unless starting a head node with `--head`.");
+    if (ray_refuse_fan_out(o.program, s.address)) /* what was not stopped is not started twice */
+        return 1;
     return start_worker(&s);
 }

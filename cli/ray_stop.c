@@ -1,10 +1,73 @@
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/daemons.h"
 #include "cli/ray.h"
 
+/* ==== a launcher's line that would break a cluster ================================================== */
+bool ray_is_fan_out(const char *line, const char *head)
+{
+    const char *stop = strstr(line, "ray stop"), *start = stop ? strstr(stop, "ray start") : NULL;
+    const char *at = start ? strstr(start, "--address") : NULL;
+    size_t len = strlen(head);
+
+    if (!at || !len)
+        return false;
+    at += strlen("--address");
+    at += *at == '=' || *at == ' ';
+    at += strspn(at, "\"'");
+    return strncmp(at, head, len) == 0 && !(at[len] >= '0' && at[len] <= '9');
+}
+
+static void parent_line(char *out, size_t cap)
+{
+    char path[64];
+    size_t n = 0;
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)getppid());
+    f = fopen(path, "re");
+    if (f) {
+        n = fread(out, 1, cap - 1, f);
+        fclose(f);
+    }
+    for (size_t i = 0; i < n; i++)
+        out[i] = out[i] ? out[i] : ' ';
+    out[n] = 0;
+}
+
+bool ray_refuse_fan_out(const char *program, const char *start_at)
+{
+    struct cli_daemon *d;
+    char line[8192];
+    const char *ssh = getenv("SSH_CONNECTION");
+    bool head_here = false, refuse = false;
+    size_t n;
+
+    parent_line(line, sizeof(line));
+    if (cli_daemons_find(&d, &n, NULL) != FL_OK)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        head_here |= d[i].kind == 'h' && !d[i].private;
+    for (size_t i = 0; i < n && !head_here && !refuse; i++) {
+        const json_t *node = d[i].info;
+        const char *head = cli_text(node, "head");
+
+        if (d[i].kind != 'n' || d[i].private || !json_is_true(json_object_get(node, "joined")) || cli_int(node, "joins") != 1)
+            continue;
+        /* A shell gives its place to the last command: the line is not there to be seen any more. */
+        refuse = start_at ? ssh && *ssh && !isatty(STDIN_FILENO) && strcmp(start_at, head) == 0 : ray_is_fan_out(line, head);
+        if (refuse)
+            fprintf(stderr, "%s: this node serves the running cluster of %s, and stopping it from a launcher's fan-out would break that "
+                            "cluster; pass --no-join-ray-workers to the launcher. To end this node on purpose: furlong stop\n", program, head);
+    }
+    cli_daemons_free(d, n);
+    return refuse;
+}
+
+/* ==== the verb ===================================================================================== */
 struct stop { bool force; int64_t grace_s; };
 static const struct fl_opt opts[] = {
     { FL_OPT_SWITCH, "force", .letter = 'f', .at = offsetof(struct stop, force), .help = "at once, by SIGKILL" },
@@ -28,6 +91,8 @@ int ray_stop(int argc, char **argv)
 
     if (rc >= 0)
         return rc;
+    if (ray_refuse_fan_out(o.program, NULL))
+        return 1;
     if (cli_daemons_find(&d, &n, &err) != FL_OK)
         return ray_failed("Error", "%s", err.text);
     for (size_t i = n; i-- > 0;) { /* nodes before heads: a daemon says good-bye to a head that is there */

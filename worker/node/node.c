@@ -38,10 +38,11 @@ static char *json_text(const struct node *n)
 
     FL_HEX(n->ident.me.id, node);
     (void)fl_pid_start_time((int)getpid(), &start_time, NULL);
-    json_t *j = json_pack("{ss sI ss si sI ss ss ss sb sO*}", "node", node, "start",
+    json_t *j = json_pack("{ss sI ss si sI ss ss ss sb sI sb sO*}", "node", node, "start",
                           (json_int_t)n->ident.me.start, "name", n->name, "pid", (int)getpid(),
                           "start_time", (json_int_t)start_time, "address", n->addr.text, "head",
-                          n->cfg.address, "sock", n->sock_path, "private", n->cfg.is_private, "notes", n->cfg.notes);
+                          n->cfg.address, "sock", n->sock_path, "private", n->cfg.is_private, "joins",
+                          (json_int_t)n->joins, "joined", n->joined, "notes", n->cfg.notes);
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
 
     json_decref(j);
@@ -78,9 +79,19 @@ void node_joined(struct node *n)
 {
     struct fl_err err;
 
+    n->joins++;
+    n->joined = true;
     if (json_write(n, &err) != FL_OK)
         fl_warn("node.json not written why=\"%s\"", err.text);
     say_ready(n);
+}
+
+void node_away(struct node *n)
+{
+    if (!n->joined || n->ending)
+        return;
+    n->joined = false;
+    (void)json_write(n, NULL); /* what it says is older then */
 }
 
 /* ---- ending ------------------------------------------------------------------------------------

@@ -177,6 +177,8 @@ struct node {
     struct {
         struct fl_metric *workers, *started, *ended, *pushed_bytes, *gone_bytes, *joins, *relays;
     } count;
+    unsigned joins; /* how often it has joined */
+    bool joined;
     bool ready_said, ending, leaving, over;
     char why[256];
     enum fl_status end_status;
@@ -186,7 +188,8 @@ struct node {
 };
 /* A packed message in memory of its own; free() data. data NULL: no memory. */
 struct fl_bytes node_pack(const ProtobufCMessage *m);
-void node_joined(struct node *n);      /* the first time: node.json and the line of readiness */
+void node_joined(struct node *n);
+void node_away(struct node *n); /* the head is: node.json says so */      /* the first time: node.json and the line of readiness */
 void node_fenced(struct node *n);      /* ends everything, untold */
 void node_worker_over(struct node *n); /* one less: an end that waits may go on */
 void node_fail(struct node *n,

@@ -93,6 +93,7 @@ static void come_back(struct uplink *u, const struct fl_err *why)
     if (u->state == UP_LEFT)
         return;
     u->state = UP_WAITING;
+    node_away(n);
     u->last = *why;
     hang_up(u);
     if (!u->ever && hopeless(why->status)) {
