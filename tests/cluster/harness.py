@@ -15,6 +15,7 @@ import time
 import traceback
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 BIN = os.environ["FURLONG_BIN_DIR"]
 SLOW = float(os.environ.get("FURLONG_TEST_SLOW", "1"))  # sanitizers: deadlines are that much longer
@@ -63,6 +64,57 @@ def alive(pid):
         return False
 
 
+def processes_of(root):
+    """By the runtime folder in the environment; keepers have none, but their spec's path."""
+    mark, path, found = f"FURLONG_RUNTIME_DIR={root}/r".encode(), f"{root}/r/".encode(), []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                cmd = f.read()
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                ours = mark in f.read().split(b"\0") or (b"furlong-keep" in cmd and path in cmd)
+            if ours and alive(pid) and int(pid) != os.getpid():
+                found.append((int(pid), cmd.replace(b"\0", b" ").decode(errors="replace").strip()))
+    return found
+
+
+def kill_all(root):
+    for pid, _ in processes_of(root):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class Guard:
+    """Ends what a test started when the test itself is killed: a process that reads the names of places until the
+    test is no more."""
+    pipe = None
+
+    @classmethod
+    def start(cls):
+        cls.pipe = subprocess.Popen([sys.executable, __file__, "--guard"], stdin=subprocess.PIPE, text=True,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True).stdin
+
+    @classmethod
+    def knows(cls, root):
+        if cls.pipe:
+            cls.pipe.write(root + "\n")
+            cls.pipe.flush()
+
+    @staticmethod
+    def run():
+        roots = [line.strip() for line in sys.stdin]
+        for root in roots:
+            if os.path.isdir(root) and not os.environ.get("FURLONG_TEST_KEEP"):
+                kill_all(root)
+                shutil.rmtree(root, ignore_errors=True)
+
+
+def together(cells, at_once=3):
+    """Runs (function, arguments) side by side: most of a cluster's time is waiting. The first failure counts."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda c: c[0](*c[1:]), cells))
+
+
 class Place:
     """One host as far as Furlong can tell: runtime and state folders of its own, and a network namespace if given."""
 
@@ -71,6 +123,7 @@ class Place:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("FURLONG_", "RAY_", "MILES_"))}
         self.env.update(HOME=root, FURLONG_RUNTIME_DIR=f"{root}/r", FURLONG_STATE_DIR=f"{root}/s", FURLONG_BIN_DIR=BIN)
         self.children = []
+        Guard.knows(root)
         os.makedirs(root, exist_ok=True)
 
     def argv(self, args):
@@ -129,16 +182,8 @@ class Place:
         return data if raw else json.loads(data)
 
     def processes(self):
-        """(pid, command line) of every process that was started with this place's runtime folder."""
-        mark, found = f"FURLONG_RUNTIME_DIR={self.root}/r".encode(), []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{pid}/environ", "rb") as f:
-                    if mark not in f.read().split(b"\0") or not alive(pid):
-                        continue
-                with open(f"/proc/{pid}/cmdline", "rb") as f:
-                    found.append((int(pid), f.read().replace(b"\0", b" ").decode(errors="replace").strip()))
-        return [x for x in found if x[0] != os.getpid()]
+        """(pid, command line) of every process of this place."""
+        return processes_of(self.root)
 
     def left_behind(self):
         """Whatever a clean end must not leave: processes, sockets, runtime files, temporary files."""
@@ -150,9 +195,7 @@ class Place:
 
     def end(self):
         """Ends what this test started and forgot, by its id."""
-        for pid, _ in self.processes():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(self.root)
         for p in self.children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 p.communicate(timeout=5)
@@ -226,6 +269,8 @@ def hosts(n):
 def main(names):
     """Runs the tests of a module's names, or those named on the command line; prints TAP."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans of a test are ours to reap
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a runner's deadline: places end what they started
+    Guard.start()
     tests = [(k, f) for k, f in names.items() if k.startswith("test_") and callable(f)]
     only = sys.argv[1:]
     if only:
@@ -238,6 +283,8 @@ def main(names):
             print(f"ok {i} - {name}", flush=True)
         except Skip as e:
             print(f"ok {i} - {name} # SKIP {e}", flush=True)
+        except SystemExit:
+            raise
         except BaseException:  # noqa: the next test shall run all the same
             bad += 1
             print(f"not ok {i} - {name}", flush=True)
@@ -246,3 +293,7 @@ def main(names):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
     sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--guard"]:
+    Guard.run()

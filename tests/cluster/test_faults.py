@@ -84,9 +84,12 @@ HANGS = {  # where: fault, flags, what the run says about who hangs and in what
 
 
 def test_who_hangs_is_named_ended_and_started_again():
-    for where, (spec, flags, words) in HANGS.items():
+    def one(where, spec, flags, words):
         with harness.saying(where):
             whole_run_with(spec, "--rollout-num-gpus=2", *flags, words=words, same=True)
+
+    undisturbed()
+    harness.together([(one, where, *row) for where, row in HANGS.items()])
 
 
 def test_trainer_killed_in_the_middle_of_a_write():
@@ -184,28 +187,25 @@ def test_ctrl_c_stops_the_job_and_leaves_nothing():
 PRIVATE = {"n": "the worker daemon of this private cluster", "h": "the head of this private cluster"}
 
 
-def test_a_private_cluster_that_loses_its_head_or_daemon_ends_and_says_so():
-    for kind, words in PRIVATE.items():
-        with place() as p, harness.saying(words):
-            run = Run(p, "--num-rollout=100000", *FLAGS[1:])
-            sub = run.start()
-            run.wait_step(0)
-            os.kill(p.info(kind)[0]["pid"], signal.SIGKILL)
-            out, err = sub.communicate(timeout=30 * harness.SLOW)
-            assert sub.returncode == 1 and words in err, (sub.returncode, out, err)
-            assert p.left_behind() == []
-
-
-def test_a_private_cluster_ends_by_itself_when_nobody_watches_it():
-    for kind, words in PRIVATE.items():
-        with place() as p, harness.saying(words):
-            run = Run(p, "--num-rollout=100000", *FLAGS[1:], env={"FURLONG_NODE_SILENT_MS": "1500"})
-            sub = run.start()
-            run.wait_step(0)
+def lose(kind, words, watched):
+    with place() as p, harness.saying(words):
+        run = Run(p, "--num-rollout=100000", *FLAGS[1:], env={} if watched else {"FURLONG_NODE_SILENT_MS": "1500"})
+        sub = run.start()
+        run.wait_step(0)
+        if not watched:
             sub.kill()
             sub.communicate()
-            os.kill(p.info(kind)[0]["pid"], signal.SIGKILL)
+        os.kill(p.info(kind)[0]["pid"], signal.SIGKILL)
+        if not watched:
             wait_for("the end of all of it", lambda: not p.processes(), 30)
+            return
+        out, err = sub.communicate(timeout=30 * harness.SLOW)
+        assert sub.returncode == 1 and words in err, (sub.returncode, out, err)
+        assert p.left_behind() == []
+
+
+def test_a_private_cluster_that_loses_its_head_or_daemon_ends_by_itself_and_says_so():
+    harness.together([(lose, *row, watched) for watched in (True, False) for row in PRIVATE.items()], 4)
 
 
 def test_a_head_on_an_older_journal_harms_nothing():

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 
 import harness
 from harness import place, wait_for
@@ -38,7 +37,6 @@ PHASES = {  # the place where a process stands, and which of its visits
 }
 ROLES = {"driver": "furlong-driver", "trainer": "furlong-trainer", "engine": "furlong-rollout"}
 TARGETS = [*ROLES, *(f"keeper of the {r}" for r in ROLES), "daemon", "head", "client"]
-AT_ONCE = 3  # cells: most of one is waiting for back-offs
 
 
 @functools.cache
@@ -144,8 +142,7 @@ def sweep(phase):
     first = list(PHASES).index(phase)
     cells = [(phase, t, modes[(first + i) % len(modes)]) for i, t in enumerate(TARGETS)]
     undisturbed()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        met = dict(pool.map(lambda c: cell(*c), cells))
+    met = dict(harness.together([(cell, *c) for c in cells]))
     assert sum(met.values()) >= 5, f"modes in which {phase} was met: {met}"
 
 
