@@ -222,7 +222,7 @@ enum fl_status cli_call(const struct cli_cluster *c, const char *method, const c
     o = json_loadb(a.body, a.body_len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &bad);
     http_answer_fini(&a);
     if (!o)
-        return fl_fail(err, FL_CORRUPT, "%s%s answered what is not JSON: %s", c->url, path, bad.text);
+        return fl_fail(err, FL_CORRUPT, "%s%s answered what is not JSON: %s; is that the HTTP address of a head?", c->url, path, bad.text);
     if (out)
         *out = o;
     else

@@ -90,7 +90,7 @@ static enum fl_status take_names(struct launch *l, struct fl_err *err)
     enum fl_status st = FL_OK;
 
     if (!!l->nodes + !!l->hostfile + !!l->hosts > 1)
-        return fl_fail(err, FL_INVALID, "--nodes, --hostfile and --hosts exclude each other");
+        return fl_fail(err, FL_INVALID, "--nodes, --hostfile and --hosts exclude each other; give one of them");
     if (l->nodes || l->hosts)
         st = hosts_parse(l->nodes ? l->nodes : l->hosts, &all, err);
     else if (l->hostfile)

@@ -172,7 +172,7 @@ static enum fl_status find_or_start(struct train *t, struct cli_cluster *c, stru
 
     if (st != FL_NOT_FOUND) {
         if (st == FL_OK && t->num_gpus_given)
-            return fl_fail(err, FL_INVALID, "--num-gpus is for a private cluster; this run goes to %s", c->url);
+            return fl_fail(err, FL_INVALID, "--num-gpus is for a private cluster; this run goes to %s and takes its nodes as they are: leave the flag out", c->url);
         return st;
     }
     if (err)

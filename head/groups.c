@@ -47,7 +47,9 @@ static enum fl_status flag_read(const Fl__Flag *f, struct layout_flags *out, str
         *(int32_t *)(void *)at = (int32_t)v;
         return FL_OK;
     }
-    return fl_fail(err, FL_INVALID, "--%s is no flag of a placement", name);
+    return fl_fail(
+        err, FL_INVALID,
+        "--%s is no flag of a placement; furlong train --help lists them under placement", name);
 }
 
 enum fl_status flags_read(const Fl__GroupRec *g, struct layout_flags *out, struct fl_err *err)

@@ -78,8 +78,10 @@ enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct afte
     if (st == FL_OK)
         st = journal_accepts(h->journal, err);
     if (st == FL_OK && HASH_CNT(hh, h->jobs) - h->n_jobs_over >= HEAD_JOBS_LIVE)
-        st = fl_fail(err, FL_EXHAUSTED, "%d jobs wait or run already, which is the most",
-                     HEAD_JOBS_LIVE);
+        st = fl_fail(
+            err, FL_EXHAUSTED,
+            "%d jobs wait or run already, which is the most; submit again when one has ended",
+            HEAD_JOBS_LIVE);
     if (st == FL_OK && !ask->submission_id)
         st = make_name(submission_id, err);
     else if (st == FL_OK && (st = check_name(h, ask->submission_id, err)) == FL_OK)

@@ -399,7 +399,7 @@ int main(int argc, char **argv)
         return rc;
     signal(SIGPIPE, SIG_IGN);
     if (o.n_words) {
-        fl_fail(&err, FL_INVALID, "'%.80s' is no option", o.words[0]);
+        fl_fail(&err, FL_INVALID, "'%.80s' is no option, see --help", o.words[0]);
         say_failed(&p, &err);
         return 2;
     }

@@ -107,7 +107,9 @@ static enum fl_status make_room(struct packages *p, uint64_t bytes, struct fl_er
                 oldest = k;
         if (!oldest)
             return fl_fail(err, FL_EXHAUSTED,
-                           "no room for %llu bytes: %u packages in use hold %llu of %llu bytes",
+                           "no room for %llu bytes: %u packages in use hold %llu of %llu bytes; "
+                           "submit again when a "
+                           "job that uses one has ended",
                            (unsigned long long)bytes, HASH_COUNT(p->by_name),
                            (unsigned long long)p->bytes, PACKAGES_MAX_BYTES);
         drop(p, oldest);

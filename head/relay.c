@@ -182,7 +182,8 @@ static struct group *group_asked(struct question *q, const Fl__Place *m, struct 
     }
     if (held >= HEAD_GROUPS_A_JOB) {
         fl_fail(err, FL_EXHAUSTED,
-                "job %s holds %u placement groups, which is the most that one may",
+                "job %s holds %u placement groups, which is the most that one may; end one of them "
+                "first",
                 q->job->rec->submission_id, held);
         return NULL;
     }

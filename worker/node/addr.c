@@ -199,6 +199,7 @@ enum fl_status node_port_free(const char *addr, uint16_t *from, uint16_t *out, s
         *from = at == 65535 ? 1024 : (uint16_t)(at + 1);
         return FL_OK;
     }
-    return fl_fail(err, FL_EXHAUSTED, "no free port on %s in %d tries from %u on", addr, PORT_TRIES,
-                   *from);
+    return fl_fail(err, FL_EXHAUSTED,
+                   "no free port on %s in %d tries from %u on; end what listens there", addr,
+                   PORT_TRIES, *from);
 }

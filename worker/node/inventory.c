@@ -263,8 +263,10 @@ static enum fl_status devices_real(const struct node_config *cfg, const struct n
         uuids[i] = gpus[i].uuid;
     if (cfg->gpus >= 0) {
         if ((size_t)cfg->gpus > n)
-            return fl_fail(err, FL_INVALID, "--num-gpus=%lld: this machine shows %zu%s",
-                           (long long)cfg->gpus, n, v->set ? " by CUDA_VISIBLE_DEVICES" : "");
+            return fl_fail(
+                err, FL_INVALID,
+                "--num-gpus=%lld: this machine shows %zu%s; give at most so many, or leave it out",
+                (long long)cfg->gpus, n, v->set ? " by CUDA_VISIBLE_DEVICES" : "");
         n = (size_t)cfg->gpus;
     }
     for (size_t i = 0; i < n; i++) {
@@ -318,7 +320,8 @@ enum fl_status node_labels_parse(const char *text, Fl__Inventory *into, struct f
             return fl_fail(err, FL_INVALID, "--labels: \"%.*s\" is not KEY=VALUE", (int)len, at);
         for (size_t i = 0; i < into->n_labels; i++)
             if (strlen(into->labels[i]->key) == key && !memcmp(into->labels[i]->key, at, key))
-                return fl_fail(err, FL_INVALID, "--labels: %.*s is there twice", (int)key, at);
+                return fl_fail(err, FL_INVALID, "--labels: %.*s is there twice; keep one", (int)key,
+                               at);
         if (into->n_labels == ITEMS_MAX)
             return fl_fail(err, FL_INVALID, "--labels: more than %d", ITEMS_MAX);
         FL_TRY(add_label(into, at, key, eq + 1, len - key - 1, err));

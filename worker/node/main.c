@@ -145,7 +145,7 @@ int main(int argc, char **argv)
     if (!cfg.address)
         st = fl_fail(&err, FL_INVALID, "furlong-node needs --address=HOST:PORT, of the head");
     if (st == FL_OK && o.n_words)
-        st = fl_fail(&err, FL_INVALID, "furlong-node: '%s' is no option", o.words[0]);
+        st = fl_fail(&err, FL_INVALID, "furlong-node: '%s' is no option, see --help", o.words[0]);
     if (st == FL_OK && cfg.log_level)
         st = fl_log_level_set(cfg.log_level, &err);
     if (st == FL_OK)

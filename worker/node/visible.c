@@ -75,7 +75,8 @@ enum fl_status node_visible_find(const char *entry, const char *const *uuids, si
         size_t i = (size_t)atoi(entry);
 
         if (i >= n)
-            return fl_fail(err, FL_NOT_FOUND, "device %s is not there: this machine has %zu", entry,
+            return fl_fail(err, FL_NOT_FOUND,
+                           "device %s is not there: this machine has %zu, numbered from 0", entry,
                            n);
         *out = i;
         return FL_OK;
@@ -89,7 +90,9 @@ enum fl_status node_visible_find(const char *entry, const char *const *uuids, si
         found = i;
     }
     if (found == n)
-        return fl_fail(err, FL_NOT_FOUND, "no device of this machine has the UUID %s", entry);
+        return fl_fail(err, FL_NOT_FOUND,
+                       "no device of this machine has the UUID %s; nvidia-smi -L lists them",
+                       entry);
     *out = found;
     return FL_OK;
 }

@@ -556,7 +556,7 @@ enum fl_status worker_start(struct node *n, const Fl__WorkerSpec *spec, struct f
             return fl_fail(err, FL_STALE, "worker %s %u: lease %llu is not committed here",
                            spec->role, spec->rank, (unsigned long long)spec->leases[i]);
     if (HASH_COUNT(n->workers) >= NODE_WORKERS_MAX)
-        return fl_fail(err, FL_EXHAUSTED, "node %s runs %d workers already, which is its bound",
+        return fl_fail(err, FL_EXHAUSTED, "node %s runs %d workers already, which is the most; end some, or add a node",
                        n->name, NODE_WORKERS_MAX);
     FL_TRY(worker_new(n, spec_copy(spec), &w, err));
     st = folder_make(w, err);

@@ -72,7 +72,8 @@ enum fl_status ckpt_lock_take(const char *folder, const char *job, uint32_t atte
         (void)!pread(l->fd, text, sizeof(text) - 1, 0); /* for the sentence alone */
         text[strcspn(text, "\n")] = '\0';
         return fl_fail(err, FL_EXISTS,
-                       "%s is held (attempt and job: %.100s): two runs cannot save to one folder",
+                       "%s is held (attempt and job: %.100s): two runs cannot save to one folder; "
+                       "give another --save",
                        path, text);
     }
     FL_TRY(lock_check(l->fd, path, job, attempt, err));
@@ -464,8 +465,10 @@ enum fl_status ckpt_newest(const char *folder, char out[1024], struct fl_err *er
         }
     (void)closedir(d);
     if (!found)
-        return fl_fail(err, FL_NOT_FOUND, "%s holds no whole checkpoint (step_*/state.json)",
-                       folder);
+        return fl_fail(
+            err, FL_NOT_FOUND,
+            "%s holds no whole checkpoint (step_*/state.json); name a folder that --save wrote",
+            folder);
     ckpt_dir(out, folder, best);
     return FL_OK;
 }

@@ -100,8 +100,9 @@ static enum fl_status prompts_fit(struct driver *d, const struct prompts *p, con
         if (st == FL_OK && n + d->max_new > d->config.max_len)
             st = fl_fail(
                 err, FL_INVALID,
-                "a prompt of %u tokens and an answer of %u: --max-position-embeddings is %u", n,
-                d->max_new, d->config.max_len);
+                "a prompt of %u tokens and an answer of %u: --max-position-embeddings is %u, give "
+                "at least their sum, or a smaller --rollout-max-response-len",
+                n, d->max_new, d->config.max_len);
         if (st == FL_OK && !d->flags.reward_cmd)
             st = alphabet_encode(&d->alphabet, p->rows[i].label, tokens, &label, err);
         if (st != FL_OK)

@@ -28,8 +28,9 @@ enum fl_status model_config_check(const struct model_config *c, struct fl_err *e
     FL_TRY(in_range("--max-position-embeddings", c->max_len, 2, MAX_LEN, err));
     if (c->heads % c->kv_heads)
         return fl_fail(err, FL_INVALID,
-                       "--num-attention-heads %u is no multiple of --num-query-groups %u", c->heads,
-                       c->kv_heads);
+                       "--num-attention-heads %u is no multiple of --num-query-groups %u; give one "
+                       "that divides it",
+                       c->heads, c->kv_heads);
     if (c->head_dim % 2)
         return fl_fail(err, FL_INVALID, "--kv-channels %u is odd: rotary positions turn pairs",
                        c->head_dim);

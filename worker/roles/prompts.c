@@ -31,7 +31,8 @@ static enum fl_status row_take(struct prompts *p, const char *where, const json_
     struct fl_json_at row = fl_json_root(line, where);
 
     if (p->n == PROMPTS_MAX)
-        return fl_fail(err, FL_EXHAUSTED, "%s: more than %d prompts", where, PROMPTS_MAX);
+        return fl_fail(err, FL_EXHAUSTED, "%s: more than %d prompts; split the file", where,
+                       PROMPTS_MAX);
     if ((p->n & (p->n - 1)) == 0) { /* room doubles at each power of two */
         size_t room = p->n ? (size_t)p->n * 2 : 1;
         struct prompt *more = realloc(p->rows, room * sizeof(*more));
@@ -70,7 +71,8 @@ enum fl_status prompts_load(const char *path, const char *input_key, const char 
     if (st != FL_NOT_FOUND)
         return st;
     if (!p->n)
-        return fl_fail(err, FL_INVALID, "%s: holds no prompt", path);
+        return fl_fail(err, FL_INVALID, "%s: holds no prompt; one JSON object a line is wanted",
+                       path);
     *out = FL_TAKE(p);
     return FL_OK;
 }

@@ -146,9 +146,11 @@ static enum fl_status child_talk(struct child *c, struct fl_err *err)
         uint64_t now = now_ms();
 
         if (now >= c->due_ms)
-            return fl_fail(err, FL_TIMEOUT,
-                           "--reward-cmd '%.80s' took longer than --reward-timeout and was ended",
-                           c->command);
+            return fl_fail(
+                err, FL_TIMEOUT,
+                "--reward-cmd '%.80s' took longer than --reward-timeout and was ended; give it "
+                "more time, or smaller batches",
+                c->command);
         if (poll(p, 2, (int)(c->due_ms - now)) < 0 && errno != EINTR)
             return fl_fail_errno(err, "--reward-cmd: poll");
         if (c->in >= 0 && p[1].revents)
@@ -194,13 +196,19 @@ static enum fl_status answer_read(const struct child *c, uint32_t n, float *out,
         char line[LINE_MAX_BYTES], *end;
 
         if (!*p)
-            return fl_fail(err, FL_INVALID, "--reward-cmd '%.80s' answered %u lines to %u",
-                           c->command, i, n);
+            return fl_fail(
+                err, FL_INVALID,
+                "--reward-cmd '%.80s' answered %u lines to %u; it has to print one number for "
+                "each line that it reads",
+                c->command, i, n);
         snprintf(line, sizeof(line), "%.*s", (int)(len < 63 ? len : 63), p);
         double v = strtod(line, &end);
         if (end == line || *(end + strspn(end, " \r\t")) || !isfinite(v))
-            return fl_fail(err, FL_INVALID, "--reward-cmd '%.80s', line %u: '%s' is no number",
-                           c->command, i + 1, line);
+            return fl_fail(
+                err, FL_INVALID,
+                "--reward-cmd '%.80s', line %u: '%s' is no number; print the reward alone, and "
+                "what else there is to say on stderr",
+                c->command, i + 1, line);
         out[i] = (float)v;
         p += len + (p[len] == '\n');
     }

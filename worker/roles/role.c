@@ -26,8 +26,10 @@ static enum fl_status settle(struct role_args *a, struct fl_err *err)
     a->config =
         model_config_of_flags(&a->flags, a->vocab_size ? (uint32_t)a->vocab_size : a->alphabet.n);
     if (a->config.vocab < a->alphabet.n)
-        return fl_fail(err, FL_INVALID, "--vocab-size %u holds no alphabet of %u", a->config.vocab,
-                       a->alphabet.n);
+        return fl_fail(
+            err, FL_INVALID,
+            "--vocab-size %u holds no alphabet of %u; give at least so many, or leave it out",
+            a->config.vocab, a->alphabet.n);
     return model_config_check(&a->config, err);
 }
 
