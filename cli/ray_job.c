@@ -275,7 +275,7 @@ static json_t *submission(struct submit *s, const char *entrypoint)
     }
     if (ok)
         ok = json_object_set(o, "runtime_env", env) == 0 &&
-             put_object(o, "metadata", "metadata", s->metadata) &&
+             put_object(o, "metadata", "metadata", s->metadata ? s->metadata : "{}") &&
              put_object(o, "entrypoint_resources", "entrypoint-resources", s->resources) &&
              put_object(o, "entrypoint_label_selector", "entrypoint-label-selector", s->labels);
     json_decref(env);

@@ -111,7 +111,7 @@ static void print_table(const json_t *rows)
 {
     enum { COLUMNS = 24, CELL_BYTES = 4096 };
     const json_t *first = json_array_get(rows, 0), *row;
-    const char *names[COLUMNS];
+    const char *names[COLUMNS], *name;
     size_t width[COLUMNS], n = 0, r;
     json_t *v;
     struct fl_str *cells = calloc(json_array_size(rows) * COLUMNS + 1, sizeof(*cells));
@@ -119,9 +119,9 @@ static void print_table(const json_t *rows)
 
     if (!cells || !at)
         abort();
-    json_object_foreach((json_t *)first, names[n], v)
-        if (++n == COLUMNS)
-            break;
+    json_object_foreach((json_t *)first, name, v)
+        if (n < COLUMNS)
+            names[n++] = name;
     for (size_t i = 0; i < n; i++) {
         width[i] = strlen(names[i]);
         json_array_foreach((json_t *)rows, r, row) {
@@ -180,6 +180,22 @@ static void print_default(const json_t *data, const json_t *rows)
     putchar('\n');
 }
 
+/* As Ray's command shows them, in whichever format: sizes as "15.766 GiB". */
+static void name_sizes(json_t *rows)
+{
+    static const char *const sizes[] = { "memory", "object_store_memory" };
+    json_t *row;
+    size_t r;
+
+    json_array_foreach(rows, r, row)
+        for (size_t i = 0; i < FL_LEN(sizes); i++) {
+            json_t *all = json_object_get(row, "resources_total"), *v = json_object_get(all, sizes[i]);
+
+            if (json_is_number(v))
+                json_object_set_new(all, sizes[i], json_sprintf("%.3f GiB", json_number_value(v) / (1 << 30)));
+        }
+}
+
 /* The rows of an answer: {"result": true, "data": {"result": {"result": [...], "total": N}}}. -1: *data is it. */
 static int get(const char *address, const char *path, uint32_t timeout_ms, json_t **answer, const json_t **data)
 {
@@ -229,8 +245,9 @@ int ray_list(int argc, char **argv)
     fl_str_fini(&path);
     if (rc >= 0)
         return rc;
-    const json_t *rows = json_object_get(data, "result");
+    json_t *rows = json_object_get(data, "result");
 
+    name_sizes(rows);
     if (strcmp(l.format, "json") == 0) {
         json_dumpf(rows, stdout, JSON_ENCODE_ANY);
         putchar('\n');

@@ -253,6 +253,36 @@ def test_dashboard_port_moves_on(r):
 
 
 @inside
+def test_folders_and_lists(r):
+    """A working dir is packed, sent and unpacked; what .gitignore names, and .git, stays at home. Lists and counts."""
+    r.sh("ray start --head --num-gpus=2")
+    r.sh("mkdir -p wd/sub wd/.git wd/empty; echo 'print(open(\"sub/x\").read())' >wd/m.py; echo from the package >wd/sub/x; touch wd/a.log wd/b.bin; "
+         "echo '*.log' >wd/.gitignore; chmod 755 wd/sub; printf '#!/bin/sh\necho ran' >wd/tool; chmod 755 wd/tool")
+    for _ in range(2):  # the second finds the package there
+        code, out, err = r.sh("""ray job submit --working-dir wd --runtime-env-json='{"excludes": ["*.bin"]}' -- 'python3 m.py; ./tool; ls -A | xargs; pwd'""")
+        assert code == 0 and "from the package" in out and "\nran\n" in out and "\n.gitignore empty m.py sub tool\n" in out, (out, err)
+        assert f"{r.place.root}/wd" not in out, out
+    code, _, err = r.sh("ray job submit --working-dir nowhere -- true")
+    assert code == 1 and "No such file" in err, err
+    r.sh("ray job submit --submission-id=bad -- false")
+    code, out, _ = r.sh("ray list nodes")
+    assert code == 0 and "Total: 1" in out and "NODE_ID" in out and "GPU: 2.0" in out and " GiB" in out, out
+    import json
+    code, out, _ = r.sh("ray list nodes --format json")
+    assert json.loads(out)[0]["state"] == "ALIVE", out
+    code, out, _ = r.sh("ray list jobs -f status=FAILED --format json")
+    assert [j["submission_id"] for j in json.loads(out)] == ["bad"], out
+    assert [j["submission_id"] for j in json.loads(r.sh("ray list jobs --filter 'status!=FAILED' --format=json")[1])] != ["bad"]
+    for words, wanted in (("list nonsense", "'nonsense' is not one of 'actors'"), ("list jobs -f status", "is not supported"), ("list", "Missing argument")):
+        code, _, err = r.sh(f"ray {words}")
+        assert code == 2 and wanted in err, (words, err)
+    assert r.sh("ray list actors")[1] == "No resource in the cluster\n"
+    assert "total_tasks: 0" in r.sh("ray summary tasks")[1] and "total_actors: 0" in r.sh("ray summary actors")[1]
+    assert r.sh("ray job delete bad")[1].endswith("Job 'bad' deleted successfully\n")
+    assert "metadata={}, runtime_env={" in r.sh("ray job list")[1]
+
+
+@inside
 def test_addresses(r):
     r.sh("ray start --head --num-gpus=1")
     assert r.sh("RAY_ADDRESS=127.0.0.1:6379 ray status")[0] == 0
