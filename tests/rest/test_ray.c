@@ -1,0 +1,422 @@
+/* What Ray's clients do to a head, over a real socket and by hand: following a log through a
+ * WebSocket, packages, deleting, tokens, browsers. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "tests/head/run.h"
+#include "transport/http/http.h"
+
+enum { ROOM = 1 << 20 };
+
+struct line { /* a connection of a client that is written by hand */
+    struct web *web;
+    int fd;
+    bool over; /* the other side has closed */
+    size_t len;
+    char *got;
+};
+struct web {
+    struct run run;
+    struct http_server *server;
+};
+
+static void web_start(struct web *w, const char *name)
+{
+    struct http_config c = { .arg = NULL };
+    struct fl_err err = { 0 };
+
+    run_start(&w->run, name, 0, 0);
+    c = (struct http_config){ .routes = head_routes(),
+                              .arg = w->run.rig.head,
+                              .allowed = head_allows,
+                              .refuses = head_refuses,
+                              .plain_errors = true };
+    t_ok(http_server_create(w->run.rig.loop, &c, &w->server, &err), &err);
+}
+
+static void web_end(struct web *w)
+{
+    http_server_destroy(w->server);
+    run_end(&w->run);
+}
+
+static void line_open(struct line *l, struct web *w)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(http_server_port(w->server)) };
+
+    *l = (struct line){ .web = w, .got = calloc(1, ROOM + 1) };
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    l->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    t_int_eq(connect(l->fd, (struct sockaddr *)&a, sizeof(a)), 0);
+}
+
+static void line_close(struct line *l)
+{
+    close(l->fd);
+    free(l->got);
+}
+
+static void say(struct line *l, const void *bytes, size_t len)
+{
+    t_int_eq(send(l->fd, bytes, len, MSG_NOSIGNAL), (ssize_t)len);
+}
+
+/* Takes what there is; true so that it can stand in a condition. */
+static bool take(struct line *l)
+{
+    ssize_t n = recv(l->fd, l->got + l->len, ROOM - l->len, MSG_DONTWAIT);
+
+    if (n > 0)
+        l->len += (size_t)n;
+    l->over |= n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
+    l->got[l->len] = '\0';
+    return true;
+}
+
+/* One request that ends with its answer; the status. */
+static int ask(struct web *w, const char *request, const char *body, char *out, size_t cap)
+{
+    struct line l;
+    int status = 0;
+
+    line_open(&l, w);
+    say(&l, request, strlen(request));
+    if (body)
+        say(&l, body, strlen(body));
+    UNTIL(&w->run.rig, take(&l) && l.over);
+    (void)sscanf(l.got, "HTTP/1.1 %d", &status);
+    if (out) {
+        const char *at = strstr(l.got, "\r\n\r\n");
+
+        (void)fl_copy(out, cap, at ? at + 4 : "");
+    }
+    line_close(&l);
+    return status;
+}
+
+#define END "Host: localhost\r\nConnection: close\r\n"
+
+/* ---- WebSocket ---- */
+
+static void upgrade(struct line *l, struct web *w, const char *job)
+{
+    char request[512];
+
+    line_open(l, w);
+    snprintf(request, sizeof(request),
+             "GET /api/jobs/%s/logs/tail HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+             "Connection: keep-alive, Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+             job);
+    say(l, request, strlen(request));
+    UNTIL(&w->run.rig, take(l) && strstr(l->got, "\r\n\r\n"));
+    t_true(strncmp(l->got, "HTTP/1.1 101", 12) == 0, "%.60s", l->got);
+    t_true(strstr(l->got, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=") != NULL, "the key of RFC 6455's example");
+    char *at = strstr(l->got, "\r\n\r\n") + 4;
+    l->len -= (size_t)(at - l->got);
+    memmove(l->got, at, l->len + 1);
+}
+
+/* Texts of all frames so far, one after the other; the code of a close frame, or 0. */
+static unsigned texts(const struct line *l, struct fl_str *out)
+{
+    const uint8_t *p = (const uint8_t *)l->got, *end = p + l->len;
+
+    while (end - p >= 2) {
+        unsigned opcode = p[0] & 15;
+        uint64_t n = p[1] & 127;
+        size_t head = n == 126 ? 4 : n == 127 ? 10 : 2;
+
+        t_true(!(p[1] & 128), "a server's frames are not masked");
+        if ((size_t)(end - p) < head)
+            break;
+        if (n >= 126) {
+            n = 0;
+            for (size_t i = 2; i < head; i++)
+                n = n << 8 | p[i];
+        }
+        if ((uint64_t)(end - p) < head + n)
+            break;
+        if (opcode == 8)
+            return n >= 2 ? (unsigned)(p[head] << 8 | p[head + 1]) : 1005;
+        if (opcode == 1)
+            fl_str_add_bytes(out, p + head, (size_t)n);
+        p += head + n;
+    }
+    return 0;
+}
+
+static bool has(struct line *l, const char *part, unsigned code)
+{
+    struct fl_str s = FL_STR_HEAP(ROOM);
+    bool yes;
+
+    take(l);
+    yes = texts(l, &s) == code && strstr(fl_str_text(&s), part);
+    fl_str_fini(&s);
+    return yes;
+}
+
+static void a_log_is_followed_by_frames(void **unused)
+{
+    struct web w;
+    struct line l, late;
+    struct run *x = &w.run;
+
+    (void)unused;
+    web_start(&w, "tail");
+    upgrade(&l, &w, x->job);
+    UNTIL(&x->rig, has(&l, "Runtime env is setting up.\nRunning entrypoint for job", 0));
+    fake_log(&x->a, x->driver, 1, 0, "one\n");
+    UNTIL(&x->rig, has(&l, "one\n", 0));
+    fake_log(&x->a, x->driver, 1, 4, "half");
+    rig_turns(&x->rig, 20);
+    t_true(!has(&l, "half", 0), "lines are whole");
+    fake_log(&x->a, x->driver, 1, 8, " line\n");
+    UNTIL(&x->rig, has(&l, "half line\n", 0));
+    fake_log(&x->a, x->driver, 1, 14, "\xff no end");
+    fake_exit(&x->a, x->driver, 0);
+    UNTIL(&x->rig, has(&l, "\xef\xbf\xbd no end", 1000));
+    upgrade(&late, &w, x->job);
+    UNTIL(&x->rig, has(&late, "one\nhalf line\n", 1000));
+    say(&l, "\x88\x82\0\0\0\0\x03\xe8", 8); /* its close frame, masked with zeros */
+    UNTIL(&x->rig, take(&l) && l.over);
+    line_close(&l);
+    line_close(&late); /* without a word */
+    rig_turns(&x->rig, 10);
+    web_end(&w);
+}
+
+static void lines_of_any_length_are_followed(void **unused)
+{
+    static char big[200001];
+    struct web w;
+    struct line l;
+    struct run *x = &w.run;
+    uint64_t at = 0;
+
+    (void)unused;
+    web_start(&w, "longtail");
+    memset(big, 'y', sizeof(big) - 1);
+    upgrade(&l, &w, x->job);
+    for (size_t i = 0; i < 4; i++, at += sizeof(big) - 1)
+        fake_log(&x->a, x->driver, 1, at, big);
+    fake_log(&x->a, x->driver, 1, at, "\nend\n");
+    fake_exit(&x->a, x->driver, 0);
+    UNTIL(&x->rig, has(&l, "y\nend\n", 1000));
+    t_true(l.len > 800000, "%zu bytes", l.len);
+    line_close(&l);
+    web_end(&w);
+}
+
+static void what_is_no_websocket_is_refused(void **unused)
+{
+    static const struct {
+        const char *name, *headers;
+    } rows[] = {
+        { "plain", "" },
+        { "no key", "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" },
+        { "another version",
+          "Upgrade: websocket\r\nSec-WebSocket-Version: 8\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" },
+        { "a short key", "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: abc\r\n" },
+    };
+    struct web w;
+    char request[512];
+
+    (void)unused;
+    web_start(&w, "nowebsocket");
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        snprintf(request, sizeof(request), "GET /api/jobs/%s/logs/tail HTTP/1.1\r\n%s" END "\r\n", w.run.job,
+                 rows[i].headers);
+        t_int_eq(ask(&w, request, NULL, NULL, 0), 400, "%s", rows[i].name);
+    }
+    t_int_eq(ask(&w, "GET /api/jobs/none/logs/tail HTTP/1.1\r\n" END "\r\n", NULL, NULL, 0), 404);
+    web_end(&w);
+}
+
+static void a_head_that_ends_closes_its_followers(void **unused)
+{
+    struct web w;
+    struct line l;
+
+    (void)unused;
+    web_start(&w, "tailend");
+    upgrade(&l, &w, w.run.job);
+    rig_turns(&w.run.rig, 5);
+    web_end(&w);
+    while (!l.over)
+        take(&l);
+    struct fl_str s = FL_STR_HEAP(ROOM);
+    t_int_eq(texts(&l, &s), 1001);
+    fl_str_fini(&s);
+    line_close(&l);
+}
+
+/* ---- packages, and jobs that go ---- */
+
+static void packages_are_kept_and_given(void **unused)
+{
+    struct web w;
+    char text[512];
+
+    (void)unused;
+    web_start(&w, "packages");
+    t_int_eq(ask(&w, "GET /api/packages/gcs/_ray_pkg_1.zip HTTP/1.1\r\n" END "\r\n", NULL, text, sizeof(text)), 404);
+    t_str_eq(text, "Package gcs://_ray_pkg_1.zip does not exist");
+    t_int_eq(ask(&w, "PUT /api/packages/gcs/_ray_pkg_1.zip HTTP/1.1\r\nContent-Length: 4\r\n" END "\r\n", "PK..", NULL, 0),
+             200);
+    t_int_eq(ask(&w, "GET /api/packages/gcs/_ray_pkg_1.zip HTTP/1.1\r\n" END "\r\n", NULL, NULL, 0), 200);
+    t_int_eq(ask(&w, "PUT /api/packages/gcs/..%2Fevil.zip HTTP/1.1\r\nContent-Length: 1\r\n" END "\r\n", "x", NULL, 0), 404);
+    t_int_eq(ask(&w, "PUT /api/packages/gcs/.evil.zip HTTP/1.1\r\nContent-Length: 1\r\n" END "\r\n", "x", NULL, 0), 500);
+    t_int_eq(ask(&w, "PUT /api/packages/s3/a.zip HTTP/1.1\r\nContent-Length: 1\r\n" END "\r\n", "x", NULL, 0), 500);
+    t_int_eq(ask(&w,
+                 "PUT /api/packages/gcs/big.zip HTTP/1.1\r\nContent-Length: 104857601\r\n" END "\r\n", NULL, NULL, 0),
+             413);
+    static const char body[] = "{\"entrypoint\": \"x\", \"runtime_env\": {\"working_dir\": \"gcs://none.zip\"}}";
+    char request[256];
+    snprintf(request, sizeof(request), "POST /api/jobs/ HTTP/1.1\r\nContent-Length: %zu\r\n" END "\r\n", strlen(body));
+    t_int_eq(ask(&w, request, body, text, sizeof(text)), 400);
+    t_true(strstr(text, "Package gcs://none.zip does not exist") != NULL, "%s", text);
+    web_end(&w);
+}
+
+static void an_ended_job_can_be_deleted(void **unused)
+{
+    struct web w;
+    struct run *x = &w.run;
+    char request[256], text[512];
+
+    (void)unused;
+    web_start(&w, "delete");
+    snprintf(request, sizeof(request), "DELETE /api/jobs/%s HTTP/1.1\r\n" END "\r\n", x->job);
+    t_int_eq(ask(&w, request, NULL, text, sizeof(text)), 500);
+    t_true(strstr(text, "but it is in a non-terminal state RUNNING.") != NULL, "%s", text);
+    fake_exit(&x->a, x->driver, 0);
+    UNTIL(&x->rig, job_over(job_named(x->rig.head, x->job)));
+    t_int_eq(ask(&w, request, NULL, text, sizeof(text)), 200);
+    t_str_eq(text, "{\"deleted\":true}");
+    UNTIL(&x->rig, !job_named(x->rig.head, x->job));
+    t_int_eq(ask(&w, request, NULL, text, sizeof(text)), 404);
+    web_end(&w);
+}
+
+/* ---- who may ask ---- */
+
+static void browsers_change_nothing(void **unused)
+{
+    static const char *const marks[] = { "Origin: http://evil.example", "Sec-Fetch-Site: same-origin",
+                                         "Sec-Fetch-Mode: cors", "User-Agent: Mozilla/5.0" };
+    static const char *const methods[] = { "POST", "PUT", "DELETE", "PATCH" };
+    struct web w;
+    char request[512], text[256], says[96];
+
+    (void)unused;
+    web_start(&w, "browser");
+    for (size_t i = 0; i < FL_LEN(marks); i++)
+        for (size_t k = 0; k < FL_LEN(methods); k++) {
+            snprintf(request, sizeof(request), "%s /api/jobs/ HTTP/1.1\r\n%s\r\n" END "\r\n", methods[k], marks[i]);
+            t_int_eq(ask(&w, request, NULL, text, sizeof(text)), 405, "%s %s", methods[k], marks[i]);
+            snprintf(says, sizeof(says), "'%s' method not allowed for browser traffic.", methods[k]);
+            t_str_eq(text, says);
+        }
+    t_int_eq(ask(&w, "GET /api/version HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", NULL, NULL, 0), 403);
+    t_int_eq(ask(&w, "GET /api/version HTTP/1.1\r\nUser-Agent: Mozilla/5.0\r\n" END "\r\n", NULL, NULL, 0), 200);
+    web_end(&w);
+}
+
+static void rays_token_is_asked_where_it_is_on(void **unused)
+{
+    static const struct {
+        const char *path, *headers;
+        int status;
+    } rows[] = {
+        { "/api/version", "", 401 },
+        { "/metrics", "", 401 },
+        { "/api/gcs_healthz", "", 200 },
+        { "/api/authentication_mode", "", 200 },
+        { "/api/version", "Authorization: Bearer the-token\r\n", 200 },
+        { "/api/version", "authorization: bearer the-token\r\n", 200 },
+        { "/api/version", "Authorization: the-token\r\n", 403 },
+        { "/api/version", "Authorization: Bearer the-tokem\r\n", 403 },
+        { "/api/version", "X-Ray-Authorization: Bearer the-token\r\n", 200 },
+        { "/api/version", "Cookie: ray-authentication-token=the-token\r\n", 200 },
+        { "/api/version", "Authorization: Bearer bad\r\nX-Ray-Authorization: Bearer the-token\r\n", 403 },
+    };
+    struct web w;
+    char request[512], text[256];
+
+    (void)unused;
+    web_start(&w, "raytoken");
+    (void)FL_COPY(w.run.rig.head->ray_token, "the-token");
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        snprintf(request, sizeof(request), "GET %s HTTP/1.1\r\n%s" END "\r\n", rows[i].path, rows[i].headers);
+        t_int_eq(ask(&w, request, NULL, text, sizeof(text)), rows[i].status, "%s %s", rows[i].path, rows[i].headers);
+        if (rows[i].status == 401)
+            t_str_eq(text, "Unauthorized: Missing authentication token");
+        if (rows[i].status == 403)
+            t_str_eq(text, "Forbidden: Invalid authentication token");
+    }
+    web_end(&w);
+}
+
+/* ---- views ---- */
+
+static void lists_take_filters(void **unused)
+{
+    static const struct {
+        const char *query;
+        int status;
+        const char *says;
+    } rows[] = {
+        { "nodes", 200, "\"num_filtered\":2" },
+        { "nodes?filter_keys=state&filter_predicates=%3D&filter_values=alive", 200, "\"num_filtered\":2" },
+        { "nodes?filter_keys=state&filter_predicates=!%3D&filter_values=ALIVE", 200, "\"num_filtered\":0" },
+        { "nodes?filter_keys=node_name&filter_predicates=%3D&filter_values=a", 200, "\"num_filtered\":1" },
+        { "nodes?limit=1", 200, "\"num_filtered\":2" },
+        { "nodes?limit=10001", 400, "exceeds the supported limit 10000" },
+        { "nodes?limit=many", 400, "many" },
+        { "nodes?filter_keys=nonsense&filter_predicates=%3D&filter_values=a", 400, "filter column nonsense" },
+        { "nodes?filter_keys=state&filter_predicates=%3C&filter_values=a", 400, "filter predicate < is given" },
+        { "nodes?filter_keys=state&filter_predicates=%3D", 400, "a filter is" },
+        { "workers?filter_keys=is_alive&filter_predicates=%3D&filter_values=true", 200, "\"worker_type\":\"DRIVER\"" },
+        { "tasks", 200, "\"total\":0" },
+        { "actors/summarize", 200, "\"total_actors\":0" },
+        { "wonders", 404, "404" },
+        { "logs", 400, "Both node id and node ip are not provided" },
+    };
+    struct web w;
+    char request[512], text[4096];
+
+    (void)unused;
+    web_start(&w, "lists");
+    struct fake b;
+    fake_up(&b, &w.run.rig, "b", "10.0.0.2", 0);
+    rig_turns(&w.run.rig, 10);
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        snprintf(request, sizeof(request), "GET /api/v0/%s HTTP/1.1\r\n" END "\r\n", rows[i].query);
+        t_int_eq(ask(&w, request, NULL, text, sizeof(text)), rows[i].status, "%s", rows[i].query);
+        t_true(strstr(text, rows[i].says) != NULL, "%s: %.300s", rows[i].query, text);
+    }
+    fake_down(&b);
+    web_end(&w);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_log_is_followed_by_frames),
+        cmocka_unit_test(lines_of_any_length_are_followed),
+        cmocka_unit_test(what_is_no_websocket_is_refused),
+        cmocka_unit_test(a_head_that_ends_closes_its_followers),
+        cmocka_unit_test(packages_are_kept_and_given),
+        cmocka_unit_test(an_ended_job_can_be_deleted),
+        cmocka_unit_test(browsers_change_nothing),
+        cmocka_unit_test(rays_token_is_asked_where_it_is_on),
+        cmocka_unit_test(lists_take_filters),
+    };
+
+    return t_run("ray", tests);
+}
