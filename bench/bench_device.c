@@ -1,6 +1,7 @@
 /* bench_device - weights from a trainer's device memory to an engine's, against the plainest copy
  *
- *     bench_device [--tiny|--small|--big] [--rounds N]     --small: 1.19 GB alone; --big: 16.4 GB too
+ *     bench_device [--tiny|--small|--big] [--rounds N]     --small: 1.19 GB alone; --big: 16.4 GB
+ * too
  *
  * Two processes: this one holds the slot, the other pulls it or takes part in the broadcast. On one
  * device, and on two where there are two. Every line carries the limit of the same run: one plain
@@ -36,7 +37,7 @@ static void must(enum fl_status st, const char *what)
 }
 
 /* ==== times =================================================================================== */
-struct times { /* of one method, ms */
+struct times {                        /* of one method, ms */
     double cold, median, max, device; /* device: median of what its events say; 0: not asked */
     bool right;
 };
@@ -103,7 +104,11 @@ struct order {
     struct link_key key;
     uint8_t ticket[256];
 };
-struct answer { struct times t; double open_ms; uint64_t sum[2]; };
+struct answer {
+    struct times t;
+    double open_ms;
+    uint64_t sum[2];
+};
 
 static void tell(int fd, const struct order *o)
 {
@@ -137,7 +142,9 @@ static bool hear(int fd, struct order *o)
         char room[CMSG_SPACE(sizeof(int) * WIRE_MAX_FDS)];
     } ctl;
     struct iovec v = { o, sizeof(*o) };
-    struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = &ctl, .msg_controllen = sizeof(ctl) };
+    struct msghdr m = {
+        .msg_iov = &v, .msg_iovlen = 1, .msg_control = &ctl, .msg_controllen = sizeof(ctl)
+    };
 
     if (recvmsg(fd, &m, MSG_WAITALL | MSG_CMSG_CLOEXEC) != (ssize_t)sizeof(*o))
         return false;
@@ -194,7 +201,8 @@ static void start_next(void)
     if (me.casts)
         st = link_nccl.cast_segs(me.nccl, 0, &me.slot, segs, me.y.n[b], digests, &me.ops[b], &err);
     else
-        st = link_cuda_ipc.pull(me.ipc, &me.view, &me.slot, segs, me.y.n[b], digests, &me.ops[b], &err);
+        st = link_cuda_ipc.pull(me.ipc, &me.view, &me.slot, segs, me.y.n[b], digests, &me.ops[b],
+                                &err);
     must(st, "start a bucket");
     me.in_flight++;
     me.next++;
@@ -299,7 +307,9 @@ static void slot_fill(void)
     }
     for (uint64_t at = 0; at < me.slot.bytes; at += PART) {
         part[at / PART % 1000] ^= at + 1;
-        must(link_mem_write(&me.slot, at, part, me.slot.bytes - at < PART ? me.slot.bytes - at : PART, &err), "fill");
+        must(link_mem_write(&me.slot, at, part,
+                            me.slot.bytes - at < PART ? me.slot.bytes - at : PART, &err),
+             "fill");
     }
     free(part);
 }
@@ -307,7 +317,10 @@ static void slot_fill(void)
 /* ==== a handle per tensor, as others do it ==================================================== */
 static struct times by_handles(int fd, unsigned n, unsigned n_handles)
 {
-    struct { struct gpu_handle h; uint64_t off, bytes; } *all = calloc(n_handles, sizeof(*all));
+    struct {
+        struct gpu_handle h;
+        uint64_t off, bytes;
+    } *all = calloc(n_handles, sizeof(*all));
     struct times t = { .right = true };
     double wall[ROUNDS_MAX];
 
@@ -319,7 +332,8 @@ static struct times by_handles(int fd, unsigned n, unsigned n_handles)
         for (unsigned k = 0; k < n_handles; k++) {
             must(gpu->ipc_open(me.dev->g, &all[k].h, &from, &err), "open a handle");
             must(gpu->copy(me.dev->stream, to, from + all[k].off, all[k].bytes, &err), "copy");
-            must(gpu->stream_sync(me.dev->stream, &err), "copy"); /* it is closed, so it must be over */
+            must(gpu->stream_sync(me.dev->stream, &err),
+                 "copy"); /* it is closed, so it must be over */
             gpu->ipc_close(me.dev->g, from);
             to += (all[k].bytes + SHAPES_ALIGN - 1) / SHAPES_ALIGN * SHAPES_ALIGN;
         }
@@ -354,7 +368,8 @@ static struct times raw_nccl(const uint8_t *ticket, int rank, unsigned n)
 {
     const struct nccl_api *api;
     struct nccl_config config = { sizeof(config), NCCL_CONFIG_MAGIC, NCCL_CONFIG_VERSION, 0,
-                                  NCCL_UNDEFINED, NCCL_UNDEFINED, NCCL_UNDEFINED, NULL, NCCL_UNDEFINED };
+                                  NCCL_UNDEFINED, NCCL_UNDEFINED,    NCCL_UNDEFINED,      NULL,
+                                  NCCL_UNDEFINED };
     struct nccl_id id;
     nccl_comm c;
     double wall[ROUNDS_MAX];
@@ -363,13 +378,15 @@ static struct times raw_nccl(const uint8_t *ticket, int rank, unsigned n)
 
     must(nccl_load(&api, &err), "NCCL");
     memcpy(&id, ticket, sizeof(id));
-    (void)gpu->memory(me.dev->g, &free_bytes, &all, NULL); /* the device is current on this thread */
+    (void)gpu->memory(me.dev->g, &free_bytes, &all,
+                      NULL); /* the device is current on this thread */
     (void)api->init(&c, 2, id, rank, &config);
     nccl_settle(api, c);
     for (int i = -WARM; i < (int)n; i++) {
         double began = now_ms();
 
-        (void)api->broadcast(me.slot.addr, me.slot.addr, me.y.bytes, NCCL_UINT8, 0, c, gpu->stream_raw(me.dev->stream));
+        (void)api->broadcast(me.slot.addr, me.slot.addr, me.y.bytes, NCCL_UINT8, 0, c,
+                             gpu->stream_raw(me.dev->stream));
         nccl_settle(api, c);
         must(gpu->stream_sync(me.dev->stream, &err), "broadcast");
         double took = now_ms() - began;
@@ -436,7 +453,8 @@ static int child(const char *uuid)
             break;
         case DO_PULL:
         case DO_CAST:
-            must(gpu->fill(me.dev->stream, dev_addr(me.slot.addr), 0xa5, me.slot.bytes, &err), "poison");
+            must(gpu->fill(me.dev->stream, dev_addr(me.slot.addr), 0xa5, me.slot.bytes, &err),
+                 "poison");
             must(gpu->stream_sync(me.dev->stream, &err), "poison");
             a.t = updates(o.rounds);
             sum_of(a.sum);
@@ -467,11 +485,18 @@ static int child(const char *uuid)
 }
 
 /* ==== this process: the trainer =============================================================== */
-struct line { char name[96]; uint64_t bytes; struct times t; double limit; const char *limit_is; };
+struct line {
+    char name[96];
+    uint64_t bytes;
+    struct times t;
+    double limit;
+    const char *limit_is;
+};
 static struct line lines[LINES_MAX];
 static unsigned n_lines;
 
-static void note(const char *name, const struct shape *s, const struct times *t, double limit, const char *limit_is)
+static void note(const char *name, const struct shape *s, const struct times *t, double limit,
+                 const char *limit_is)
 {
     struct line *l = &lines[n_lines < LINES_MAX ? n_lines++ : LINES_MAX - 1];
 
@@ -480,14 +505,20 @@ static void note(const char *name, const struct shape *s, const struct times *t,
     l->t = *t;
     l->limit = limit;
     l->limit_is = limit_is;
-    printf("{\"name\":\"%s\",\"bytes\":%llu,\"ms\":%.4f,\"max_ms\":%.4f,\"cold_ms\":%.4f,\"device_ms\":%.4f,"
-           "\"limit\":\"%s\",\"limit_ms\":%.4f,\"ratio\":%.3f,\"device_ratio\":%.3f,\"right\":%s}\n",
-           l->name, (unsigned long long)l->bytes, t->median, t->max, t->cold, t->device, limit_is, limit,
-           t->median / limit, t->device / limit, t->right ? "true" : "false");
+    printf(
+        "{\"name\":\"%s\",\"bytes\":%llu,\"ms\":%.4f,\"max_ms\":%.4f,\"cold_ms\":%.4f,\"device_"
+        "ms\":%.4f,"
+        "\"limit\":\"%s\",\"limit_ms\":%.4f,\"ratio\":%.3f,\"device_ratio\":%.3f,\"right\":%s}\n",
+        l->name, (unsigned long long)l->bytes, t->median, t->max, t->cold, t->device, limit_is,
+        limit, t->median / limit, t->device / limit, t->right ? "true" : "false");
     fflush(stdout);
 }
 
-struct kid { int fd; pid_t pid; char uuid[GPU_UUID_BYTES]; };
+struct kid {
+    int fd;
+    pid_t pid;
+    char uuid[GPU_UUID_BYTES];
+};
 
 static struct kid kid_new(const char *self, const char *uuid)
 {
@@ -539,8 +570,10 @@ static struct times plain_copy(uint64_t to, bool kernel, const struct dev_table 
     must(gpu->event(me.dev->g, &a, &err), "event");
     must(gpu->event(me.dev->g, &b, &err), "event");
     for (int i = -WARM; i < (int)rounds; i++) {
-        struct kernel_move_args m = { .pieces = table ? table->addr : 0, .n = table ? table->n : 0,
-                                      .from = dev_addr(me.slot.addr), .to = to };
+        struct kernel_move_args m = { .pieces = table ? table->addr : 0,
+                                      .n = table ? table->n : 0,
+                                      .from = dev_addr(me.slot.addr),
+                                      .to = to };
 
         must(gpu->event_record(a, me.dev->stream, &err), "event");
         if (kernel)
@@ -579,7 +612,8 @@ static double peer_limit(const struct shape *s, const char *uuid, bool same)
     t = plain_copy(to, false, NULL);
     limit = t.median;
     note(same ? "plain device copy" : "plain peer copy", s, &t, limit, "itself");
-    must(dev_table_make(me.dev, me.dev->stream, me.y.segs, me.y.n_segs, DEV_MOVE, &table, &err), "table");
+    must(dev_table_make(me.dev, me.dev->stream, me.y.segs, me.y.n_segs, DEV_MOVE, &table, &err),
+         "table");
     if (same) {
         t = plain_copy(to, true, &table);
         note("one kernel, no digests", s, &t, limit, "plain copy");
@@ -610,7 +644,8 @@ static void share_to(struct kid *k, const struct link_mem *mem, struct order *o,
     o->key.n_fds = 0;
 }
 
-static void pulls(struct kid *k, const struct shape *s, struct order *o, double limit, const char *what, bool same)
+static void pulls(struct kid *k, const struct shape *s, struct order *o, double limit,
+                  const char *what, bool same)
 {
     char name[64];
     struct answer a;
@@ -627,7 +662,10 @@ static void pulls(struct kid *k, const struct shape *s, struct order *o, double 
 
 static void handle_each(struct kid *k, const struct shape *s, struct order *o, double limit)
 {
-    struct { struct gpu_handle h; uint64_t off, bytes; } *all = calloc(SHAPES_MAX, sizeof(*all));
+    struct {
+        struct gpu_handle h;
+        uint64_t off, bytes;
+    } *all = calloc(SHAPES_MAX, sizeof(*all));
     uint64_t size[SHAPES_MAX], addr[SHAPES_MAX];
     unsigned n = (unsigned)shape_tensors(s, size);
 
@@ -702,12 +740,14 @@ static void run_to(const char *self, const struct shape *s, const struct link_pl
     printf("{\"name\":\"%s link opened\",\"ms\":%.1f}\n", s->name, a.open_ms);
     limit = peer_limit(s, to->gpu_uuid, same);
     share_to(&k, &me.slot, &o, &map_ms);
-    printf("{\"name\":\"%s slot mapped\",\"chunks\":%u,\"ms\":%.3f}\n", s->name, link_pages_of(&me.slot)->n_chunks, map_ms);
+    printf("{\"name\":\"%s slot mapped\",\"chunks\":%u,\"ms\":%.3f}\n", s->name,
+           link_pages_of(&me.slot)->n_chunks, map_ms);
     pulls(&k, s, &o, limit, "mapped chunks", same);
     if (me.place.legacy_ipc && gpu->alloc(me.dev->g, me.y.bytes, &addr, NULL) == FL_OK) {
         must(gpu->copy(me.dev->stream, addr, dev_addr(me.slot.addr), me.y.bytes, &err), "copy");
         must(gpu->stream_sync(me.dev->stream, &err), "copy");
-        must(link_dev_foreign(me.place.gpu_uuid, addr, me.y.bytes, &plain, &err), "memory of others");
+        must(link_dev_foreign(me.place.gpu_uuid, addr, me.y.bytes, &plain, &err),
+             "memory of others");
         share_to(&k, &plain, &o, &map_ms);
         pulls(&k, s, &o, limit, "one handle", same);
         link_dev_free(&plain);
@@ -726,8 +766,9 @@ static void table(void)
     for (unsigned i = 0; i < n_lines; i++) {
         const struct line *l = &lines[i];
 
-        printf("%-48s %9.3f %9.3f %9.3f %9.3f  %6.3f %6.0f%s\n", l->name, l->t.median, l->t.max, l->t.cold, l->t.device,
-               l->t.median / l->limit, (double)l->bytes / l->t.median / 1e6, l->t.right ? "" : "  WRONG");
+        printf("%-48s %9.3f %9.3f %9.3f %9.3f  %6.3f %6.0f%s\n", l->name, l->t.median, l->t.max,
+               l->t.cold, l->t.device, l->t.median / l->limit, (double)l->bytes / l->t.median / 1e6,
+               l->t.right ? "" : "  WRONG");
     }
 }
 
@@ -736,8 +777,11 @@ static void places_of(const struct gpu_info *all, size_t n, struct link_place *o
     struct gpu_found *found = calloc(n, sizeof(*found));
 
     for (size_t i = 0; i < n; i++)
-        found[i] = (struct gpu_found){ .info = all[i], .opens = true, .fd_shares = all[i].posix_fd,
-                                       .handle_shares = all[i].legacy_ipc, .peers = ~0ull };
+        found[i] = (struct gpu_found){ .info = all[i],
+                                       .opens = true,
+                                       .fd_shares = all[i].posix_fd,
+                                       .handle_shares = all[i].legacy_ipc,
+                                       .peers = ~0ull };
     for (size_t i = 0; i < n; i++) {
         must(link_place_here(NULL, &out[i], &err), "place");
         must(link_place_device(&out[i], all[i].uuid, found, n, &err), "place");

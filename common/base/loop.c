@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -363,6 +364,14 @@ static int epoll_sleep(struct fl_loop *l, uint64_t ns)
     return epoll_wait(l->epoll_fd, l->events, LOOP_EVENTS, ms);
 }
 
+void fl_loop_awake(struct fl_loop *l, uint64_t for_ns)
+{
+    uint64_t until = fl_clock_boot_ns() + (for_ns < FL_AWAKE_MAX_NS ? for_ns : FL_AWAKE_MAX_NS);
+
+    if (l->clock.now_ns == boot_now && until > l->awake_until_ns)
+        l->awake_until_ns = until;
+}
+
 static void loop_sleep(struct fl_loop *l, int wait_ms)
 {
     uint64_t ns = wait_ms < 0 ? UINT64_MAX : (uint64_t)wait_ms * 1000000u, due;
@@ -373,12 +382,16 @@ static void loop_sleep(struct fl_loop *l, int wait_ms)
 
         ns = left < ns ? left : ns;
     }
-    if (l->deferred.first || l->posted.first || atomic_load(&l->mailbox))
+    bool awake = ns && l->awake_until_ns > l->now_ns;
+
+    if (awake || l->deferred.first || l->posted.first || atomic_load(&l->mailbox))
         ns = 0;
     int n = epoll_sleep(l, ns);
 
     assert(n >= 0 || errno == EINTR);
     l->n_events = n < 0 ? 0 : n;
+    if (awake && n == 0)
+        sched_yield(); /* whoever is to answer may need this core */
     fl_loop_refresh(l);
 }
 

@@ -22,6 +22,7 @@ struct fl_pool {
 struct fl_loop {
     struct fl_clock clock;
     uint64_t now_ns;
+    uint64_t awake_until_ns; /* fl_loop_awake() */
     int epoll_fd, wake_fd;
     bool no_pwait2; /* kernel older than 5.11: whole milliseconds */
 

@@ -355,18 +355,22 @@ static enum fl_status pull_room(struct ipc *k, struct ipc_pull *p, size_t n, str
     return FL_OK;
 }
 
-/* Digests begin from zero, and end on the host, around the kernel a on stream s. */
+/* The kernel a on stream s, and what it summed up on its way to the host. */
 static enum fl_status launch_kernel(struct ipc *k, struct ipc_pull *p, struct gpu_stream *s,
                                     const struct kernel_move_args *a, struct fl_err *err)
 {
     const struct gpu_ops *gpu = k->dev->gpu;
 
-    if (p->digests)
-        FL_TRY(gpu->fill(s, p->sums, 0, p->n * sizeof(*p->back), err));
     FL_TRY(kernel_move_start(gpu, k->dev->g, s, a, err));
     if (p->digests)
         FL_TRY(gpu->copy(s, dev_addr(p->back), p->sums, p->n * sizeof(*p->back), err));
     return gpu->event_record(p->ended, s, err);
+}
+
+static enum fl_status clear_sums(struct ipc *k, struct ipc_pull *p, struct gpu_stream *s,
+                                 struct fl_err *err)
+{
+    return p->digests ? k->dev->gpu->fill(s, p->sums, 0, p->n * sizeof(*p->back), err) : FL_OK;
 }
 
 static enum fl_status launch_far(struct ipc *k, struct ipc_pull *p, const struct ipc_table *t,
@@ -377,6 +381,7 @@ static enum fl_status launch_far(struct ipc *k, struct ipc_pull *p, const struct
         .pieces = t->t.addr, .n = t->t.n, .from = to, .digests = p->sums
     };
 
+    FL_TRY(clear_sums(k, p, k->aside, err));
     for (size_t i = 0; i < t->n_far; i++)
         FL_TRY(gpu->copy(k->stream, to + t->far[i].to_off, from + t->far[i].from_off,
                          t->far[i].bytes, err));
@@ -400,6 +405,7 @@ static enum fl_status launch(struct ipc *k, struct ipc_pull *p, const struct ipc
     FL_TRY(k->dev->gpu->event_record(p->begun, k->stream, err));
     if (t->far)
         return launch_far(k, p, t, a.from, a.to, err);
+    FL_TRY(clear_sums(k, p, k->stream, err));
     return launch_kernel(k, p, k->stream, &a, err);
 }
 

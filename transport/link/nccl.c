@@ -12,7 +12,8 @@
 enum {
     HOST_BYTES_PER_US = 370000, /* large broadcast between two H200 over NVLink     */
     NET_BYTES_PER_US = 45000,   /* one 400 Gb/s card                                 */
-    START_NS = 120000           /* first gather, a launch on either side, last spread */
+    START_NS = 120000,          /* first gather, a launch on either side, last spread */
+    AWAKE_NS = 450000           /* around the end of a cast: a wake takes 88000 */
 };
 
 static bool one_host(const struct link_place *a, const struct link_place *b)
@@ -125,6 +126,29 @@ static void on_back(struct fl_task *t)
     deliver(container_of(t, struct nccl, back));
 }
 
+static void on_look(struct fl_timer *t, uint64_t now_ns)
+{
+    struct nccl *k = container_of(t, struct nccl, look);
+
+    (void)now_ns;
+    fl_loop_awake(k->base.loop, AWAKE_NS);
+}
+
+/* The thread will post: the loop is awake by then, one cast after the other. */
+static void expect_end(struct nccl *k, unsigned root, uint64_t bytes)
+{
+    uint64_t now = fl_loop_now_ns(k->base.loop);
+    unsigned far = k->self == root ? (root + 1) % k->n : root;
+
+    if (k->end_ns < now)
+        k->end_ns = now;
+    k->end_ns += nccl_cost_ns(&k->members[k->self], &k->members[far], bytes) - START_NS;
+    if (k->end_ns < now + AWAKE_NS)
+        fl_loop_awake(k->base.loop, 2 * AWAKE_NS);
+    else
+        fl_timer_arm(k->base.loop, &k->look, k->end_ns - AWAKE_NS / 3);
+}
+
 /* ==== the face ================================================================================ */
 static enum fl_status nccl_open(struct fl_loop *l, const struct link_team *team, struct link **out,
                                 struct link_op *ready, struct fl_err *err)
@@ -139,6 +163,7 @@ static enum fl_status nccl_open(struct fl_loop *l, const struct link_team *team,
     k->n = team->n;
     k->self = team->self;
     k->back.run = on_back;
+    k->look.fire = on_look;
     STAILQ_INIT(&k->asked);
     STAILQ_INIT(&k->over);
     STAILQ_INIT(&k->now);
@@ -211,6 +236,7 @@ static enum fl_status nccl_cast_segs(struct link *base, unsigned root, const str
                             .bytes = bytes,
                             .asked_ns = fl_clock_boot_ns() };
     k->n_jobs++;
+    expect_end(k, root, bytes);
     fl_loop_hold(base->loop);
     nccl_lock();
     STAILQ_INSERT_TAIL(&k->asked, j, next);
@@ -281,6 +307,7 @@ static void nccl_close(struct link *base)
     k->silent = true;
     nccl_unlock();
     fl_task_cancel(base->loop, &k->back);
+    fl_timer_cancel(&k->look);
     if (k->quiet)
         link_tell_quiet(base, FL_TAKE(k->quiet));
     link_tell_now(base);

@@ -38,6 +38,13 @@ struct nccl_table {
     struct nccl_parcel *parcels;
     size_t n_parcels;
 };
+struct nccl_room { /* of a job in flight; kept: giving device memory back waits for the device */
+    struct gpu_event *end;
+    uint64_t sums;
+    uint64_t (*back)[2]; /* pinned */
+    size_t n;
+    bool taken;
+};
 struct nccl_job {
     STAILQ_ENTRY(nccl_job) next;
     struct nccl *k;
@@ -53,9 +60,7 @@ struct nccl_job {
     size_t next_parcel;
     bool issued;
     uint64_t due_ns, began_ns;
-    struct gpu_event *end;
-    uint64_t sums;
-    uint64_t (*back)[2];
+    struct nccl_room *room;
 };
 STAILQ_HEAD(nccl_jobs, nccl_job);
 enum nccl_state { NCCL_NEW, NCCL_JOINING, NCCL_WARMING, NCCL_READY, NCCL_DEAD };
@@ -78,6 +83,8 @@ struct nccl {
     struct link_op *ready, *quiet;
     bool quiet_over;
     unsigned n_jobs, delivering;
+    struct fl_timer look; /* shortly before the end of what is in flight */
+    uint64_t end_ns;      /* expected                                     */
     bool closed;
     /* the thread's */
     enum nccl_state state;
@@ -91,6 +98,7 @@ struct nccl {
     struct nccl_ring *ring;
     struct nccl_stage *stage; /* of that call */
     struct nccl_jobs now;
+    struct nccl_room rooms[NCCL_MAX_JOBS];
     struct nccl_table tables[NCCL_TABLES];
 };
 /* Shared by both files. */

@@ -20,7 +20,8 @@ enum {
     NET_FLOOR_BYTES_PER_US = 2000,
     SPIN_NS = 300000, /* after the last progress: no longer than three wakes of another core */
     NAP_NS = 50000,   /* then so long between two looks */
-    EXIT_WAIT_S = 2   /* four times what an abort took     */
+    NCCL_SUMS_MIN = 1024,
+    EXIT_WAIT_S = 2 /* four times what an abort took     */
 };
 struct nccl_stage {
     uint64_t addr;
@@ -75,7 +76,6 @@ static void tell(struct nccl *k)
 static void job_over(struct nccl_job *j, enum fl_status st, const struct fl_err *why)
 {
     struct nccl *k = j->k;
-    const struct gpu_ops *gpu = k->dev ? k->dev->gpu : NULL;
 
     if (st == FL_OK)
         link_op_set(j->op, FL_OK, "%s", "");
@@ -83,18 +83,8 @@ static void job_over(struct nccl_job *j, enum fl_status st, const struct fl_err 
         link_op_set(j->op, st, "nccl: %s", why->text);
     j->op->bytes = j->bytes;
     j->op->took_ns = fl_clock_boot_ns() - (j->began_ns ? j->began_ns : j->asked_ns);
-    if (j->end)
-        gpu->event_free(j->end);
-    if (j->sums) {
-        struct dev_table sums = { .addr = j->sums };
-
-        dev_table_free(k->dev, &sums);
-    }
-    if (j->back) {
-        pthread_mutex_lock(&k->dev->lock);
-        gpu->unpin(k->dev->g, j->back);
-        pthread_mutex_unlock(&k->dev->lock);
-    }
+    if (j->room)
+        j->room->taken = false;
     nccl_lock();
     STAILQ_INSERT_TAIL(&k->over, j, next);
     tell(k);
@@ -349,6 +339,12 @@ static enum fl_status call_broadcast(struct nccl *k, uint64_t addr, uint64_t byt
     return FL_OK;
 }
 
+/* Is there another broadcast to come? Its kernel must find room. */
+static bool more_follows(const struct nccl_job *j)
+{
+    return j->next_parcel < j->table->n_parcels || STAILQ_NEXT(j, next) != NULL;
+}
+
 /* Beside NCCL's own kernel, which must find room at once. stage 0: digests alone. */
 static enum fl_status move(struct nccl *k, struct nccl_job *j, const struct nccl_parcel *p,
                            uint64_t stage, struct fl_err *err)
@@ -360,8 +356,8 @@ static enum fl_status move(struct nccl *k, struct nccl_job *j, const struct nccl
                                   .n = p->n,
                                   .from = gathers ? slot : stage,
                                   .to = gathers ? stage : slot,
-                                  .digests = j->sums,
-                                  .beside = true };
+                                  .digests = j->digests ? j->room->sums : 0,
+                                  .beside = more_follows(j) };
 
     pthread_mutex_lock(&k->dev->lock);
     enum fl_status st = kernel_move_start(k->dev->gpu, k->dev->g, k->work, &a, err);
@@ -370,23 +366,46 @@ static enum fl_status move(struct nccl *k, struct nccl_job *j, const struct nccl
     return st;
 }
 
+static enum fl_status room_grow(struct nccl *k, struct nccl_room *r, size_t n, struct fl_err *err)
+{
+    const struct gpu_ops *gpu = k->dev->gpu;
+    size_t want = n > NCCL_SUMS_MIN ? 2 * n : NCCL_SUMS_MIN;
+
+    if (r->n >= n)
+        return FL_OK;
+    if (r->sums)
+        gpu->free(k->dev->g, r->sums);
+    if (r->back)
+        gpu->unpin(k->dev->g, r->back);
+    r->sums = 0;
+    r->back = NULL;
+    r->n = 0;
+    FL_TRY(gpu->alloc(k->dev->g, want * sizeof(*r->back), &r->sums, err));
+    FL_TRY(gpu->pin(k->dev->g, want * sizeof(*r->back), (void **)&r->back, err));
+    r->n = want;
+    return FL_OK;
+}
+
 static enum fl_status job_begin(struct nccl *k, struct nccl_job *j, struct fl_err *err)
 {
     const struct gpu_ops *gpu = k->dev->gpu;
-    uint64_t bytes = j->n * sizeof(*j->back);
-    enum fl_status st;
+    struct nccl_room *r = k->rooms;
+    enum fl_status st = FL_OK;
 
-    FL_TRY(table_for(k, j, err));
-    FL_TRY(gpu->event(k->dev->g, &j->end, err));
+    while (r->taken) /* as many as jobs can be in flight */
+        r++;
+    if (!r->end)
+        FL_TRY(gpu->event(k->dev->g, &r->end, err));
     if (j->digests) {
         pthread_mutex_lock(&k->dev->lock);
-        st = gpu->alloc(k->dev->g, bytes, &j->sums, err);
-        if (st == FL_OK)
-            st = gpu->pin(k->dev->g, bytes, (void **)&j->back, err);
+        st = room_grow(k, r, j->n, err);
         pthread_mutex_unlock(&k->dev->lock);
         FL_TRY(st);
-        FL_TRY(gpu->fill(k->work, j->sums, 0, bytes, err));
+        FL_TRY(gpu->fill(k->work, r->sums, 0, j->n * sizeof(*r->back), err));
     }
+    FL_TRY(table_for(k, j, err));
+    r->taken = true;
+    j->room = r;
     j->began_ns = fl_clock_boot_ns();
     return FL_OK;
 }
@@ -432,9 +451,9 @@ static enum fl_status parcel_taken(struct nccl *k, struct nccl_job *j, struct fl
         s->taken = false;
     if (s && root)
         FL_TRY(gpu->event_record(s->free, k->wire, err));
-    if (!root && (s || j->sums))
+    if (!root && (s || j->digests))
         FL_TRY(work_after_wire(k, err));
-    if (p->direct ? j->sums != 0 : !root)
+    if (p->direct ? j->digests != NULL : !root)
         FL_TRY(move(k, j, p, s ? s->addr : 0, err));
     if (s && !root)
         FL_TRY(gpu->event_record(s->free, k->work, err));
@@ -443,8 +462,9 @@ static enum fl_status parcel_taken(struct nccl *k, struct nccl_job *j, struct fl
     j->issued = true;
     FL_TRY(work_after_wire(k, err));
     if (j->digests)
-        FL_TRY(gpu->copy(k->work, dev_addr(j->back), j->sums, j->n * sizeof(*j->back), err));
-    return gpu->event_record(j->end, k->work, err);
+        FL_TRY(gpu->copy(k->work, dev_addr(j->room->back), j->room->sums,
+                         j->n * sizeof(*j->room->back), err));
+    return gpu->event_record(j->room->end, k->work, err);
 }
 
 static struct nccl_job *job_to_issue(struct nccl *k)
@@ -475,7 +495,7 @@ static enum fl_status issue(struct nccl *k, bool *moved, struct fl_err *err)
         *moved = true;
         return parcel_taken(k, j, err);
     }
-    if (!j->table)
+    if (!j->room)
         FL_TRY(job_begin(k, j, err));
     p = &j->table->parcels[j->next_parcel];
     *moved = true;
@@ -624,11 +644,11 @@ static enum fl_status finish(struct nccl *k, bool *moved, struct fl_err *err)
     if (!j)
         return FL_OK;
     if (j->issued) {
-        st = k->dev->gpu->event_done(j->end, err);
+        st = k->dev->gpu->event_done(j->room->end, err);
         if (st == FL_OK) {
             for (size_t i = 0; j->digests && i < j->n; i++) {
-                j->digests[i][0] += j->back[i][0];
-                j->digests[i][1] += j->back[i][1];
+                j->digests[i][0] += j->room->back[i][0];
+                j->digests[i][1] += j->room->back[i][1];
             }
             STAILQ_REMOVE_HEAD(&k->now, next);
             struct nccl_job *after = STAILQ_FIRST(&k->now);
@@ -709,10 +729,25 @@ static bool step(struct nccl *k, bool *moved)
     return k->state != NCCL_READY || !STAILQ_EMPTY(&k->now);
 }
 
+static void room_drop(struct nccl *k, struct nccl_room *r)
+{
+    struct dev_table sums = { .addr = r->sums };
+
+    dev_table_free(k->dev, &sums);
+    if (r->end)
+        k->dev->gpu->event_free(r->end);
+    pthread_mutex_lock(&k->dev->lock);
+    if (r->back)
+        k->dev->gpu->unpin(k->dev->g, r->back);
+    pthread_mutex_unlock(&k->dev->lock);
+}
+
 static void forget(struct nccl *k)
 {
     struct dev_table warm = { .addr = k->warm };
 
+    for (unsigned i = 0; k->dev && i < NCCL_MAX_JOBS; i++)
+        room_drop(k, &k->rooms[i]);
     for (unsigned i = 0; k->dev && i < NCCL_TABLES; i++)
         table_drop(k, &k->tables[i]);
     if (k->dev)

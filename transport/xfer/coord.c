@@ -23,6 +23,7 @@ static void on_reply(struct call_op *op, enum fl_status st, const struct wire_ms
                 (double)(fl_loop_now_ns(m->c->loop) - m->c->step_ns) / 1e9);
         err = &late;
     }
+    port_awake(m->c->loop, &m->st.place);
     if (m->heard && !m->gone)
         m->heard(m, st, reply, err);
 }
@@ -60,6 +61,7 @@ void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg,
     m->heard = heard;
     m->call_due_ns = due_ns;
     m->op.done = on_reply;
+    port_awake(m->c->loop, &m->st.place);
     if (st == FL_OK) {
         m->calling = true;
         st = call_start(m->peer, &a, &m->op, &err);

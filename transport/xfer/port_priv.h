@@ -3,6 +3,15 @@
 #include "transport/xfer/msg.h"
 
 enum { XFER_LANE = 0x78666572, XFER_KEYS_KEPT = 16 }; /* lane: the plane's own, "xfer" */
+/* Between devices an update is shorter than the wakes of its messages: whoever takes part stays awake for
+ * as long as a gigabyte takes. */
+enum { XFER_AWAKE_NS = 1500000 };
+static inline void port_awake(struct fl_loop *l, const struct link_place *p)
+{
+    if (p->gpu_uuid[0])
+        fl_loop_awake(l, XFER_AWAKE_NS);
+}
+
 struct port_set { /* embed it in what serves one set */
     struct port_set *next;
     char set[64];

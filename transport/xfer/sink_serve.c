@@ -537,6 +537,7 @@ void sink_serve(struct port_set *set, uint16_t method, struct call_req *req,
     uint32_t attempt = attempt_of(s, method, msg);
     struct fl_err err = { 0 };
 
+    port_awake(s->loop, &s->place);
     if (s->stopping) {
         fl_fail(&err, FL_CANCELLED, "weights \"%s\" are being dropped at %s", s->set.set,
                 s->me.name);

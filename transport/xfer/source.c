@@ -460,6 +460,8 @@ static void source_serve(struct port_set *set, uint16_t method, struct call_req 
     struct fl_err err = { 0 };
     uint32_t attempt = s->attempt_seen;
 
+    if (method != FL_XFER_WATCH)
+        port_awake(s->loop, &s->place);
     if (method == FL_XFER_RECONCILE)
         attempt = ((const Fl__XferReconcile *)p)->attempt;
     else if (method == FL_XFER_WATCH)

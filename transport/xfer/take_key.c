@@ -144,6 +144,7 @@ static void key_ask(struct take_edge *te, struct call_peer *peer)
     struct fl_err err = { 0 };
     enum fl_status st;
 
+    port_awake(t->o.port->loop, &te->team->places[te->team->self]);
     take_begin_call(t, &epoch, &a);
     a.method = FL_XFER_KEY;
     k.set = (char *)(uintptr_t)t->o.set;
