@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/median.h"
 #include "common/base/loop.h"
 #include "transport/arena/arena.h"
 
@@ -23,19 +24,6 @@ static void must(enum fl_status st)
         return;
     fprintf(stderr, "bench_arena: %s\n", err.text);
     exit(1);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *v, size_t n)
-{
-    qsort(v, n, sizeof(*v), by_value);
-    return v[n / 2];
 }
 
 /* ==== the limit ==== */

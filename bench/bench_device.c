@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "bench/median.h"
 #include "bench/shapes.h"
 #include "common/base/str.h"
 #include "transport/link/dev_priv.h"
@@ -41,19 +42,6 @@ struct times {                        /* of one method, ms */
     double cold, median, max, device; /* device: median of what its events say; 0: not asked */
     bool right;
 };
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *v, size_t n)
-{
-    qsort(v, n, sizeof(*v), by_value);
-    return v[n / 2];
-}
 
 static double now_ms(void)
 {

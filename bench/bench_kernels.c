@@ -7,17 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/median.h"
+#include "bench/shapes.h"
 #include "common/gpu/gpu.h"
 #include "kernels/digest.h"
 #include "kernels/launch.h"
 
-enum { RUNS = 20, WARM = 3, MAX_TENSORS = 512, ALIGN = 256, PATTERN_BYTES = 63999984 };
-struct shape {
-    uint64_t layers, hidden, q, kv, ffn, vocab, head;
-    bool tied;
-};
-static const struct shape qwen06 = { 28, 1024, 2048, 1024, 3072, 151936, 128, true };
-static const struct shape qwen8 = { 36, 4096, 4096, 1024, 12288, 151936, 128, false };
+enum { RUNS = 20, WARM = 3, PATTERN_BYTES = 63999984 };
 static const struct gpu_ops *gpu;
 static struct fl_err err;
 
@@ -31,45 +27,17 @@ static void must(enum fl_status st)
 
 static size_t tensors_of(const struct shape *s, struct kernel_piece *out, uint64_t *total)
 {
-    size_t n = 0;
-    uint64_t at = 0;
-    uint64_t per[11] = { s->q * s->hidden,
-                         s->kv * s->hidden,
-                         s->kv * s->hidden,
-                         s->hidden * s->q,
-                         s->ffn * s->hidden,
-                         s->ffn * s->hidden,
-                         s->hidden * s->ffn,
-                         s->hidden,
-                         s->hidden,
-                         s->head,
-                         s->head };
-#define ADD(elements)                                                                              \
-    do {                                                                                           \
-        out[n] = (struct kernel_piece){ .from_off = at,                                            \
-                                        .to_off = at,                                              \
-                                        .run_bytes = 2 * (elements),                               \
-                                        .rows = 1,                                                 \
-                                        .tensor = (uint32_t)n };                                   \
-        at += (2 * (elements) + ALIGN - 1) / ALIGN * ALIGN;                                        \
-        n++;                                                                                       \
-    } while (0)
-    ADD(s->vocab * s->hidden);
-    for (uint64_t l = 0; l < s->layers; l++)
-        for (size_t i = 0; i < 11; i++)
-            ADD(per[i]);
-    ADD(s->hidden);
-    if (!s->tied)
-        ADD(s->vocab * s->hidden);
+    uint64_t bytes[SHAPES_MAX], at = 0;
+    size_t n = shape_tensors(s, bytes);
+
+    for (size_t i = 0; i < n; i++) {
+        out[i] = (struct kernel_piece){
+            .from_off = at, .to_off = at, .run_bytes = bytes[i], .rows = 1, .tensor = (uint32_t)i
+        };
+        at += (bytes[i] + SHAPES_ALIGN - 1) / SHAPES_ALIGN * SHAPES_ALIGN;
+    }
     *total = at;
     return n;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-
-    return x < y ? -1 : x > y;
 }
 
 struct job {
@@ -91,10 +59,11 @@ static void once(struct job *j)
     must(kernel_move_start(gpu, j->g, j->s, &a, &err));
 }
 
-static float median_ms(struct gpu *g, struct job *j)
+static double median_ms(struct gpu *g, struct job *j)
 {
     struct gpu_event *a, *b;
-    float ms[RUNS];
+    float ms;
+    double all[RUNS];
 
     must(gpu->event(g, &a, &err));
     must(gpu->event(g, &b, &err));
@@ -103,13 +72,13 @@ static float median_ms(struct gpu *g, struct job *j)
         once(j);
         must(gpu->event_record(b, j->s, &err));
         must(gpu->event_sync(b, &err));
+        must(gpu->event_ms(a, b, &ms, &err));
         if (i >= 0)
-            must(gpu->event_ms(a, b, &ms[i], &err));
+            all[i] = (double)ms;
     }
     gpu->event_free(a);
     gpu->event_free(b);
-    qsort(ms, RUNS, sizeof(*ms), by_value);
-    return ms[RUNS / 2];
+    return median(all, RUNS);
 }
 
 /* The source repeats a pattern whose length shares nothing with the tensors'. */
@@ -179,7 +148,7 @@ static uint64_t count_wrong(struct gpu *g, struct job *j, const struct kernel_pi
 
 static void run(struct gpu *g, const char *name, const struct shape *shape)
 {
-    static struct kernel_piece whole[MAX_TENSORS];
+    static struct kernel_piece whole[SHAPES_MAX];
     uint64_t total;
     size_t n = tensors_of(shape, whole, &total),
            cut = kernel_pieces_cut(whole, n, KERNEL_NO_CAST, NULL);
@@ -198,11 +167,11 @@ static void run(struct gpu *g, const char *name, const struct shape *shape)
     fill_source(&j);
     uint64_t wrong = count_wrong(g, &j, whole, n);
     j.copy = true;
-    float limit = median_ms(g, &j);
+    double limit = median_ms(g, &j);
     j.copy = false;
     for (int digest = 0; digest < 2; digest++) {
         j.digest = digest;
-        float ms = median_ms(g, &j);
+        double ms = median_ms(g, &j);
 
         printf("{\"name\":\"move "
                "%s%s\",\"tensors\":%zu,\"bytes\":%llu,\"ms\":%.4f,\"limit_ms\":%.4f,\"ratio\":%.3f,"
@@ -232,9 +201,9 @@ int main(int argc, char **argv)
         return 0;
     }
     must(gpu->open(all[0].uuid, &g, &err));
-    run(g, "0.6B", &qwen06);
+    run(g, "0.6B", &shape_06);
     if (argc > 1 && strcmp(argv[1], "--big") == 0)
-        run(g, "8B", &qwen8);
+        run(g, "8B", &shape_8);
     gpu->close(g);
     return 0;
 }
