@@ -53,7 +53,7 @@ static void bad_lists(void **state)
     }
 }
 
-static void files(void **state) /* P119: a blank line and a comment */
+static void files(void **state) /* a blank line and a comment */
 {
     static const char text[] = "# rack\nn1 slots=8\n\n  n2:4\nroot@n3 max_slots=2 # old\nn[4-5]\nfd00::1\n";
     struct hosts h = { 0 };

@@ -73,7 +73,7 @@ def test_units_are_systemds():
 
 
 def test_install():
-    """P109: the installed programs find their own; Ray's name is in a folder of its own."""
+    """The installed programs find their own; Ray's name is in a folder of its own."""
     with place() as p:
         subprocess.run([f"{TOP}/deploy/install", f"{p.root}/inst", os.path.dirname(harness.BIN)], check=True, capture_output=True)
         assert os.listdir(f"{p.root}/inst/ray/bin") == ["ray"] and "ray" not in os.listdir(f"{p.root}/inst/bin")

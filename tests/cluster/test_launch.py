@@ -39,7 +39,7 @@ def nothing_left(places):
 
 
 def test_one_command_per_role():
-    """P34: 4 nodes are declared; the last comes late; the run waits, says so, and starts when it is there."""
+    """4 nodes are declared; the last comes late; the run waits, says so, and starts when it is there."""
     with hosts(4) as (head, *others):
         join = lambda i, p: p.spawn("furlong", "start", "--address=10.77.0.1:6379", "--block", "--wait=300", f"--node-name=n{i}", "--num-gpus=1")
         early = [join(i, p) for i, p in enumerate(others[:2], 2)]  # before there is a head
@@ -87,7 +87,7 @@ def test_over_ssh():
         nothing_left(places)
 
 
-def test_P119_a_host_that_fails_is_named_and_nothing_is_left():
+def test_a_host_that_fails_is_named_and_nothing_is_left():
     with ssh_hosts(3) as (places, root, env):
         broken = write(f"{root}/broken-shell", "#!/bin/sh\necho this shell is broken >&2\nexit 9\n")
         os.chmod(broken, 0o755)

@@ -110,7 +110,7 @@ def gpus(host, n, seconds=60):
 
 
 def daemons(host):
-    """Those that live: the first process of a host never waits for what it inherits (P100)."""
+    """Those that live: the first process of a host never waits for what it inherits."""
     return host.run("ps -C furlong-node -o pid=,stat= | grep -v Z")[1].split()
 
 

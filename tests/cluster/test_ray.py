@@ -188,7 +188,7 @@ def test_what_launchers_look_for(r):
     assert r.sh("ray status | grep -c node_")[1] == "1\n"
     code, out, _ = r.sh("ps axww -o args | grep -v grep | grep dashboard | grep -o -e '--node-ip-address=[^ ]*' -e '--dashboard-port=[^ ]*'")
     assert code == 0 and out.split() == ["--node-ip-address=127.0.0.1", "--dashboard-port=8265"], out
-    # P13: the address of other clusters is refused at once when nobody is there; stdout of a job is the job's alone
+    # The address of other clusters is refused at once when nobody is there; stdout of a job is the job's alone
     code, out, _ = r.sh("ray job submit --address=http://127.0.0.1:8265 --submission-id=x -- echo only | sed '1,/^Tailing/d' | sed '/^$/,$d'")
     assert out == "only\n", out
 
@@ -204,7 +204,7 @@ def test_flags_that_mean_nothing_are_named_once(r):
 
 @inside
 def test_names_survive_the_launchers_kills(r):
-    """P117: a run that is followed, a blocked start, the daemons and the workers all live on."""
+    """A run that is followed, a blocked start, the daemons and the workers all live on."""
     follow = "(ray start --head --num-gpus=1 --block; echo $? >block.rc) >block.out 2>&1 &\n" \
              "for i in $(seq 100); do grep -q runtime.started block.out 2>/dev/null && break; sleep 0.1; done\n" \
              "(ray job submit --submission-id=j -- 'sleep 3; echo finished'; echo $? >follow.rc) >follow.out 2>&1 &\n" \
@@ -219,7 +219,7 @@ def test_names_survive_the_launchers_kills(r):
 
 @inside
 def test_stop_ends_what_is_ours_alone(r):
-    """P101: a process with the daemon's name, another user's cluster (another runtime folder) live on; workers end."""
+    """A process with the daemon's name, another user's cluster (another runtime folder) live on; workers end."""
     r.sh("ray start --head --num-gpus=1")
     r.sh("FURLONG_RUNTIME_DIR=$HOME/o FURLONG_STATE_DIR=$HOME/os ray start --head --num-gpus=1 --port=7000 --dashboard-port=7001")
     r.sh("cp /bin/sleep furlong-node; ./furlong-node 1000 >/dev/null 2>&1 & echo $! >bystander")

@@ -14,7 +14,7 @@ static const struct doctor_finding *only(const struct doctor_list *l, const char
     return &l->all[0];
 }
 
-static void shm(void **state) /* P106: 64 MB, as containers give */
+static void shm(void **state) /* 64 MB, as containers give */
 {
     static const struct { const char *name; uint64_t total, available; enum doctor_state wanted; const char *text; } rows[] = {
         { "docker's default", 64 * MIB, 64 * MIB, DOCTOR_WARN, "64.0 MiB free" },
@@ -32,7 +32,7 @@ static void shm(void **state) /* P106: 64 MB, as containers give */
     }
 }
 
-static void open_files(void **state) /* P105 */
+static void open_files(void **state)
 {
     static const struct { const char *name; uint64_t soft, hard; enum doctor_state wanted; const char *text; } rows[] = {
         { "raised by itself", 256,  1048576, DOCTOR_OK,   "soft limit 256, raised" },
@@ -90,7 +90,7 @@ static void nccl(void **state)
     (void)only(&l, "nobody misses it", DOCTOR_SKIP, "no libnccl");
 }
 
-static void ports_and_clock(void **state) /* P50: the holder is named */
+static void ports_and_clock(void **state) /* the holder is named */
 {
     struct doctor_list l = { 0 };
 
@@ -105,7 +105,7 @@ static void ports_and_clock(void **state) /* P50: the holder is named */
     (void)only(&l, "free running", DOCTOR_WARN, "no time service");
     l.n = 0;
     doctor_judge_cpus(5, 64, &l);
-    (void)only(&l, "P39", DOCTOR_OK, "5 of 64");
+    (void)only(&l, "a quota below the cores", DOCTOR_OK, "5 of 64");
 }
 
 static void a_full_list_stays_whole(void **state)

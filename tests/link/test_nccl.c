@@ -382,8 +382,8 @@ static void same_device(struct link_place *p)
 static const struct row rows[] = {
     { "host memory", no_device, FL_UNREACHABLE, "host memory" },
     { "no library", no_nccl, FL_UNSUPPORTED, "no NCCL" },
-    { "P113: another version, both are named", other_nccl, FL_UNSUPPORTED, "22803" },
-    { "P113: other settings, both are named", other_settings, FL_UNSUPPORTED,
+    { "another version, both are named", other_nccl, FL_UNSUPPORTED, "22803" },
+    { "other settings, both are named", other_settings, FL_UNSUPPORTED,
       "NCCL_CUMEM_ENABLE=0" },
     { "one device for two ranks", same_device, FL_UNSUPPORTED, "one device" },
 };
