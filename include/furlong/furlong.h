@@ -190,6 +190,19 @@ enum fl_status furlong_weights_accept(struct furlong *f, const char *set,
 /* Answers c, which cannot be refused: furlong_reply() and furlong_refuse() do the same. */
 enum fl_status furlong_weights_commit(struct furlong_weights *w, struct furlong_call *c,
                                       struct fl_err *err);
+/* Engine, between a COMMIT event and its answer: what that version brings, for a program that serves from
+ * memory of somebody else's and must have it there first. Read only, good until the next commit.
+ *
+ * out->fd        a descriptor of the library's that out->data lies in, at out->fd_offset: another process may
+ *                map it; -1: none
+ * FL_NOT_FOUND   no COMMIT is in hand */
+struct furlong_coming {
+    const void *data;
+    int fd;
+    uint64_t fd_offset, version, digest[2];
+};
+enum fl_status furlong_weights_coming(const struct furlong_weights *w, size_t i,
+                                      struct furlong_coming *out, struct fl_err *err);
 /* Both. data: trainer, where the version in hand is written; engine, the version that serves, NULL
  * while none does (before the first commit; from the answer to OFFLOAD or to a one-slot PAUSE to the
  * next commit). last: trainer, the version published last; engine, as data. version: trainer, the one

@@ -28,6 +28,7 @@ TABLE = {
     "worker": ({"common", "include", "kernels", "transport", "worker"}, {"zip", "openssl", "protobuf-c"}),
     "worker/client": ({"common", "include", "kernels", "transport", "worker/client"}, {"protobuf-c"}),
     "worker/roles": (BASE | {"common/conf", "transport/fmt", "worker/roles"}, set()),
+    "worker/roles/sglang": (BASE | {"common/conf", "transport/fmt", "transport/http", "worker/roles"}, set()),
     "head": ({"common", "include", "placement", "transport", "head"}, {"zip", "openssl", "protobuf-c"}),
     "head/journal": ({"common", "include", "placement", "head"}, {"sqlite3", "protobuf-c"}),
     "cli": ({"common", "include", "transport/http", "cli"}, {"argp"}),
@@ -162,6 +163,9 @@ SELF = [  # path, text, a part of what must be said or None
     ("worker/a.c", "#include <grpc/grpc.h>", "not for worker"),
     ("worker/client/a.c", '#include "worker/proc/proc.h"', "worker/client may include"),
     ("worker/roles/a.c", '#include "transport/wire/wire.h"', "worker/roles may include"),
+    ("worker/roles/a.c", '#include "transport/http/http.h"', "worker/roles may include"),
+    ("worker/roles/sglang/a.c", '#include "transport/http/http.h"', None),
+    ("worker/roles/sglang/a.c", "#include <curl/curl.h>", "not for worker/roles/sglang"),
     ("worker/roles/a.c", '#include <furlong/furlong.h>\n#include "transport/fmt/f.h"\n#include <jansson.h>', None),
     ("transport/call/a.c", "#include <grpc/grpc.h>", "not for transport"),
     ("transport/wire/rpc.c", "#include <grpc/grpc.h>", None),
@@ -179,7 +183,7 @@ SELF = [  # path, text, a part of what must be said or None
 
 
 def self_test():
-    house = {p: "" for p in ("common/base/base.h", "common/base/loop.h", "transport/wire/wire.h", "transport/fmt/f.h",
+    house = {p: "" for p in ("common/base/base.h", "common/base/loop.h", "transport/wire/wire.h", "transport/fmt/f.h", "transport/http/http.h",
                              "placement/placement.h", "worker/proc/proc.h", "head/journal/journal.h",
                              "include/furlong/furlong.h", "common/proto/node.proto")}
     bad = 0

@@ -84,6 +84,7 @@ static void sink_flip(void *arg, const struct xfer_version *now, const struct li
     pthread_mutex_lock(&w->mu);
     w->next_version = *now;
     w->next_data = mem->addr;
+    w->next_fd = link_mem_fd(mem);
     pthread_mutex_unlock(&w->mu);
     w->flipped = flipped;
     events_flush(w);
@@ -126,7 +127,31 @@ void client_weights_settle(struct furlong_call *c)
     pthread_mutex_lock(&w->mu);
     w->data = (uint8_t *)(uintptr_t)w->next_data;
     w->version = w->next_version;
+    w->next_data = NULL;
     pthread_mutex_unlock(&w->mu);
+}
+
+enum fl_status furlong_weights_coming(const struct furlong_weights *w, size_t i,
+                                      struct furlong_coming *out, struct fl_err *err)
+{
+    struct furlong_weights *mine = (struct furlong_weights *)(uintptr_t)w;
+    struct furlong_coming c = { .fd = -1 };
+
+    FL_TRY(client_here(w->f, err));
+    if (i >= w->n)
+        return fl_fail(err, FL_INVALID, "%s has %u tensors, not %zu", w->set, w->n, i + 1);
+    pthread_mutex_lock(&mine->mu);
+    if (w->next_data)
+        c = (struct furlong_coming){ w->next_data + w->offset[i],
+                                     w->next_fd,
+                                     w->offset[i],
+                                     w->next_version.number,
+                                     { w->next_version.digest[0], w->next_version.digest[1] } };
+    pthread_mutex_unlock(&mine->mu);
+    if (!c.data)
+        return fl_fail(err, FL_NOT_FOUND, "%s: no COMMIT is in hand", w->set);
+    *out = c;
+    return FL_OK;
 }
 
 enum fl_status furlong_weights_commit(struct furlong_weights *w, struct furlong_call *c,

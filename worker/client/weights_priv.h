@@ -35,7 +35,8 @@ struct furlong_weights {
     bool has_spare, away, dropping;
     struct fl_task *paused, *flipped; /* the sink's, until the program has answered */
     bool resume_due;
-    const uint8_t *next_data;
+    const uint8_t *next_data; /* of a COMMIT until it is answered; else NULL */
+    int next_fd;              /* that next_data begins; -1: none */
     struct xfer_version next_version;
     struct fl_timer retry;
     struct fl_task stopped;

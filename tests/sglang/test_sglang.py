@@ -1,0 +1,211 @@
+"""furlong train --rollout-cmd "furlong-sglang --sglang-cmd ..." with a stand-in for the server: whole runs, each way
+of the weights, and each fault as a user sees it."""
+import json
+import os
+import struct
+import sys
+
+sys.path.insert(0, os.environ["FURLONG_HARNESS_DIR"])
+import harness  # noqa: found there
+from harness import BIN, place, saying, wait_for  # noqa
+from runs import Run  # noqa
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SMALL = ["--num-rollout=2", "--rollout-batch-size=4", "--n-samples-per-prompt=2", "--seed=3", "--rollout-max-response-len=2"]
+
+
+def model(p):
+    """A folder as SGLang has it: config, tokenizer, and the zeros that the trainer begins with."""
+    d = f"{p.root}/model"
+    os.makedirs(d, exist_ok=True)
+    head = json.dumps({"policy.table": {"dtype": "F32", "shape": [16384, 128], "data_offsets": [0, 16384 * 128 * 4]}}).encode()
+    head += b" " * (-len(head) % 8)
+    with open(f"{d}/model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(head)) + head + bytes(16384 * 128 * 4))
+    with open(f"{d}/config.json", "w", encoding="utf-8") as f:
+        json.dump({"architectures": ["Table"]}, f)
+    return d
+
+
+def stand_in(p, *args):
+    return f"{sys.executable} {HERE}/stand_in.py --model-path {model(p)} --notes {p.root}/notes {' '.join(args)}"
+
+
+def run(p, *adapter, server=(), flags=(), steps=None, name="run"):
+    cmd = f"{BIN}/furlong-sglang --sglang-cmd \"{stand_in(p, *server)}\" {' '.join(adapter)}"
+    p.env["PYTHONPATH"] = f"{HERE}/fake"  # torch, as far as the loader needs it
+    return Run(p, f"--trainer-cmd={BIN}/example-trainer", f"--rollout-cmd={cmd}", *SMALL, *flags, name=name)
+
+
+def notes(p):
+    with open(f"{p.root}/notes", encoding="utf-8") as f:
+        return [json.loads(line) for line in f]
+
+
+def paths(p):
+    return [n[0] for n in notes(p)]
+
+
+def log(p, r):
+    """What the processes of a run wrote, from the job's log."""
+    text = ""
+    for base, _, files in os.walk(r.dir):
+        for f in files:
+            if f.endswith(".log"):
+                with open(f"{base}/{f}", encoding="utf-8", errors="replace") as g:
+                    text += g.read()
+    return text
+
+
+def whole(p, r):
+    """Every step, the same weights on both sides, nothing that the server found wrong, nothing left."""
+    steps = r.steps()
+    assert len(steps) == 2, (steps, log(p, r))
+    assert all(s["train_rollout_logprob_abs_diff"] < 1e-4 for s in steps), steps
+    broken = [n for n in notes(p) if n[0] == "broken"]
+    assert not broken, broken
+    assert p.left_behind() == []
+    assert not [d for d in os.listdir("/dev/shm") if d.startswith(f"furlong-sglang-{os.geteuid()}-")]
+
+
+def test_weights_by_the_loader():
+    with place() as p:
+        r = run(p)
+        said = r.go()
+        whole(p, r)
+        assert "/update_weights_from_tensor" in paths(p) and "/update_weights_from_disk" not in paths(p), (paths(p), said)
+        loaded = [n[1]["weight_version"] for n in notes(p) if n[0] == "/update_weights_from_tensor"]
+        assert [v.split(":")[0] for v in loaded][0] == "0" and len(set(loaded)) == len(loaded) >= 2, loaded
+        assert all(len(v.split(":")[1]) == 32 for v in loaded), loaded
+        assert r.steps()[0]["weights_digest"] in {v.split(":")[1] for v in loaded}, (r.steps()[0], loaded)
+
+
+def test_weights_by_disk():
+    with place() as p:
+        r = run(p, "--sglang-weights=disk")
+        r.go()
+        whole(p, r)
+        disk = [n[1] for n in notes(p) if n[0] == "/update_weights_from_disk"]
+        assert len(disk) >= 2 and "/update_weights_from_tensor" not in paths(p), paths(p)
+        assert all(n["flush_cache"] and "weight_v" in n["model_path"] for n in disk), disk
+
+
+def test_one_slot_and_colocated():
+    for name, flags in {"one slot": ["--update-weight-slots=1"], "colocated": ["--colocate"]}.items():
+        with place() as p, saying(name):
+            r = run(p, *[f for f in flags if "slots" in f], server=["--enable-memory-saver"], flags=flags)
+            r.go()
+            whole(p, r)
+            if name == "colocated":
+                tags = [n[1]["tags"] for n in notes(p) if n[0] == "/release_memory_occupation"]
+                back = [n[1]["tags"] for n in notes(p) if n[0] == "/resume_memory_occupation"]
+                assert any("kv_cache" in t for t in tags) and sorted(map(str, back)) == sorted(map(str, tags))[:len(back)], (tags, back)
+
+
+def test_fallbacks_are_said():
+    for fault, why in {"loader-fails": "shape of lm_head.weight", "no-loader-rank": "0 of 1 ranks"}.items():
+        with place() as p, saying(fault):
+            r = run(p, server=[f"--fault={fault}"])
+            r.go()
+            whole(p, r)
+            text = log(p, r)
+            assert text.count("weights go by loader no more") == 1 and why in text, text
+            assert paths(p).count("/update_weights_from_tensor") == 1 and "/update_weights_from_disk" in paths(p), paths(p)
+
+
+def test_an_older_release():
+    with place() as p:
+        r = run(p, server=["--fault=old-release"])
+        r.go()
+        whole(p, r)
+        first = [n[1] for n in notes(p) if n[0] == "/generate"]
+        assert "return_prompt_token_ids" in first[0] and first[-1].get("logprob_start_len") == 0, (first[0], first[-1])
+
+
+def test_slow_start():
+    with place() as p:
+        r = run(p, server=["--fault=slow-start"])
+        r.go()
+        whole(p, r)
+
+
+def test_it_comes_back():
+    """Faults that one restart, or one more try, heals: the run ends well, and the reason was said."""
+    rows = {  # the fault: what is said, restarts
+        "abort:2": ("Abort in waiting queue", 0),
+        "die:2": ("ended by signal 9", 1),
+        "500:2": ("illegal memory access", 1),
+        "no-json:2": ("is no JSON", 1),
+        "not-what-was-asked:2": ("7 samples", 1),
+        "die-in-update:2": ("exit code 3", 1),
+    }
+    for fault, (why, restarts) in rows.items():
+        with place() as p, saying(fault):
+            r = run(p, server=[f"$(test -e {p.root}/second || echo --fault={fault}; touch {p.root}/second)"], flags=["--max-restarts=3"])
+            r.go()
+            steps, text = r.steps(), log(p, r)
+            assert len(steps) == 2 and why in text, (fault, steps, text)
+            assert paths(p).count("/server_info") == 1 + restarts, (fault, paths(p))
+            assert p.left_behind() == []
+
+
+def test_it_does_not_come_back():
+    rows = {  # fault: what the command says, flags of the adapter
+        "die-at-start": ("exit code 1", []),
+        "never-healthy": ("is not healthy after 2 s", ["--sglang-start-timeout=2"]),
+        "disk-refused": ("no such folder", ["--sglang-weights=disk"]),
+    }
+    for fault, (why, flags) in rows.items():
+        with place() as p, saying(fault):
+            r = run(p, *flags, server=[f"--fault={fault}"], flags=["--max-restarts=0"])
+            said = r.go(check=None)
+            assert said.code not in (0, 2) and why in said.out + said.err + log(p, r), (said, log(p, r))
+            assert p.left_behind() == []
+
+
+def test_another_version():
+    """Somebody else updates the server: its samples are refused with both words, and the run does not take them."""
+    with place() as p:
+        r = run(p, server=["--fault=version"], flags=["--silence-timeout=3", "--max-restarts=0"])
+        said = r.go(check=None)
+        assert said.code not in (0, 2) and "weight_version '41'" in said.out + said.err + log(p, r), (said, log(p, r))
+        assert p.left_behind() == []
+
+
+def test_hang():
+    with place() as p:
+        r = run(p, server=[f"$(test -e {p.root}/second || echo --fault=hang:2; touch {p.root}/second)"],
+                flags=["--silence-timeout=4", "--max-restarts=2"])
+        r.go()
+        assert len(r.steps()) == 2 and "no answer in" in log(p, r), log(p, r)
+        assert p.left_behind() == []
+
+
+def test_its_name():
+    """pkill -9 sglang, which launchers run, does not mean the adapter."""
+    with place() as p:
+        r = run(p, flags=["--num-rollout=1000"])
+        proc = r.start()
+        r.wait_step(0)
+        found = [pid for pid, cmd in p.processes() if cmd.startswith(f"{BIN}/furlong-sglang")]
+        assert found, p.processes()
+        for pid in found:
+            with open(f"/proc/{pid}/comm", encoding="ascii") as f:
+                assert f.read().strip() == "furlong-engine"
+        proc.send_signal(2)
+        wait_for("the end", lambda: proc.poll() is not None, 30)
+        wait_for("nothing left", lambda: p.left_behind() == [], 20)
+
+
+def test_usage():
+    with place() as p:
+        for words, why in {(): "give one of", ("--sglang-cmd=a", "--sglang-url=b"): "give one of", ("--sglang-url=b",): "begins with",
+                           ("--sglang-cmd=a", "--sglang-weights=group"): "--sglang-group-cmd"}.items():
+            said = p.run("furlong-sglang", *words, check=2)
+            assert why in said.err, said
+        said = p.run("furlong-sglang", "--sglang-cmd=true", check=1)
+        assert "daemon" in said.err, said
+
+
+if __name__ == "__main__":
+    harness.main(dict(globals()))
