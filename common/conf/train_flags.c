@@ -67,6 +67,7 @@ static const struct fl_opt model_opts[] = {
     REAL("rotary-base", rotary_base, "B", "10000", 1, 1e12, NULL),
     REAL("norm-epsilon", norm_epsilon, "E", "1e-6", 1e-12, 1, NULL),
     SWITCH("untie-embeddings-and-output-weights", untie, true, "true", "the head has its own weights"),
+    SWITCH("qk-layernorm", qk_norm, true, NULL, "queries and keys of each head are normed, as in Qwen3"),
     { .name = NULL },
 };
 static const struct fl_opt place_opts[] = {

@@ -26,7 +26,7 @@ struct train_flags {
     int64_t num_layers, hidden_size, ffn_hidden_size, num_attention_heads, num_query_groups;
     int64_t kv_channels, max_position_embeddings;
     double rotary_base, norm_epsilon;
-    bool untie;
+    bool untie, qk_norm;
     /* placement, memory and weights */
     int64_t actor_num_nodes, actor_num_gpus_per_node, rollout_num_gpus;
     int64_t rollout_num_gpus_per_engine, num_gpus_per_node;

@@ -7,6 +7,7 @@
 
 #include "common/base/fault.h"
 #include "common/base/file.h"
+#include "transport/fmt/safetensors.h"
 #include "worker/roles/batch.h"
 #include "worker/roles/ckpt.h"
 
@@ -159,6 +160,71 @@ static void refused(void **state)
     rig_down(&b);
 }
 
+/* A folder that others wrote: bf16, numbers of the rotary positions in an object, words of another tokenizer. */
+static void others_folders(void **state)
+{
+    static const struct { const char *name, *add, *said; } rows[] = {
+        { "as it is", "", NULL },
+        { "positions that are scaled", ",\"rope_scaling\":{\"rope_type\":\"yarn\"}", "rope_type: is 'yarn'" },
+        { "biases", ",\"attention_bias\":true", "attention_bias: is true" },
+        { "another kind", ",\"model_type\":\"gpt2\"", "model_type: is 'gpt2'" },
+    };
+    struct model_config qk = config, c;
+    const char *folder = t_path("theirs");
+    struct st_entry e[16];
+    struct alphabet abc;
+    struct fl_err err;
+    struct rig a, b;
+    char text[1024], path[1200];
+
+    (void)state;
+    qk.qk_norm = true;
+    qk.rope_theta = 5000;
+    rig_up(&a, &qk, 1);
+    rig_up(&b, &qk, 2);
+    uint8_t *half = malloc(a.l->floats * 2);
+    for (size_t i = 0; i < a.l->floats; i++)
+        memcpy(half + 2 * i, (const uint8_t *)&a.base[i] + 2, 2);
+    for (uint32_t i = 0; i < a.l->n; i++)
+        e[i] = (struct st_entry){ .name = a.l->tensors[i].name, .dtype = FL_BF16, .ndim = a.l->tensors[i].ndim,
+                                  .shape = { a.l->tensors[i].shape[0], a.l->tensors[i].shape[1] },
+                                  .data = half + 2 * a.l->tensors[i].offset };
+    t_ok(fl_mkdirs(folder, &err), &err);
+    snprintf(path, sizeof(path), "%s/model.safetensors", folder);
+    t_ok(st_write_file(path, e, a.l->n, NULL, 0, &err), &err);
+    snprintf(path, sizeof(path), "%s/vocab.json", folder);
+    t_ok(fl_file_write(path, 0644, "{\"a\":1}", 7, &err), &err);
+    for (size_t r = 0; r < sizeof(rows) / sizeof(*rows); r++) {
+        int n = snprintf(text, sizeof(text),
+                         "{\"vocab_size\":5,\"hidden_size\":8,\"intermediate_size\":6,\"num_hidden_layers\":1,"
+                         "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"head_dim\":4,"
+                         "\"max_position_embeddings\":8,\"rope_parameters\":{\"rope_theta\":5000.0,\"rope_type\":\"default\"}"
+                         "%s%s}", strstr(rows[r].add, "model_type") ? "" : ",\"model_type\":\"qwen3\"", rows[r].add);
+
+        snprintf(path, sizeof(path), "%s/config.json", folder);
+        t_ok(fl_file_write(path, 0644, text, (size_t)n, &err), &err);
+        if (rows[r].said) {
+            t_refused(ckpt_config(folder, &c, &abc, &err), FL_INVALID, &err);
+            t_has(err.text, rows[r].said);
+            continue;
+        }
+        t_ok(ckpt_config(folder, &c, &abc, &err), &err);
+        t_true(c.qk_norm && c.rope_theta == 5000 && abc.n == 0, "%s", rows[r].name);
+        t_ok(ckpt_load(folder, b.l, b.w, NULL, NULL, NULL, &err), &err);
+        for (uint32_t i = 0; i < a.l->n; i++)
+            for (size_t j = 0; j < a.l->tensors[i].count; j++) {
+                uint32_t want;
+
+                memcpy(&want, &a.w[i][j], sizeof(want));
+                want &= 0xffff0000u;
+                t_mem_eq(&b.w[i][j], &want, sizeof(want), "%s [%zu]", a.l->tensors[i].name, j);
+            }
+    }
+    free(half);
+    rig_down(&a);
+    rig_down(&b);
+}
+
 static void one_writer(void **state)
 {
     struct ckpt_lock *l = NULL, *other = NULL;
@@ -228,7 +294,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trip), cmocka_unit_test(half_written), cmocka_unit_test(refused),
-        cmocka_unit_test(one_writer), cmocka_unit_test(batches),
+        cmocka_unit_test(others_folders), cmocka_unit_test(one_writer), cmocka_unit_test(batches),
     };
 
     return t_run("ckpt", tests);

@@ -15,6 +15,11 @@ static const struct model_config small_tied = {
     .max_len = 16, .tied = true, .rope_theta = 10000, .norm_eps = 1e-6f,
 };
 
+static const struct model_config small_qk = {
+    .vocab = 11, .dim = 20, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 6, .ffn = 14,
+    .max_len = 16, .rope_theta = 1000, .norm_eps = 1e-5f, .qk_norm = true,
+};
+
 enum { MAX_T = 64 };
 static const int32_t tokens[] = { 1, 4, 2, 6, 3, 5, 0, 2, 2, 6, 1, 3, 4, 4 };
 static const uint32_t starts[] = { 0, 6, 7, 14 };
@@ -116,10 +121,10 @@ static void check_tensor(struct rig *r, uint32_t i, uint32_t direction)
 
 static void gradients(void **state)
 {
-    static const struct model_config *const kinds[] = { &small, &small_tied };
+    static const struct model_config *const kinds[] = { &small, &small_tied, &small_qk };
 
     (void)state;
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 3; k++) {
         struct rig r;
 
         rig_up(&r, kinds[k]);
@@ -147,7 +152,7 @@ static void gradients_add_up(void **state)
 }
 
 /* Token by token with a cache, mixed with rows of other sequences, against whole sequences. */
-static void cache_agrees(void **state)
+static void decode_one(const struct model_config *config)
 {
     struct rig r;
     struct model_cache *c;
@@ -155,8 +160,7 @@ static void cache_agrees(void **state)
     float inv_temp[3] = { 1.3f, 1.3f, 1.3f }, logp[N_TARGETS];
     static float out[MODEL_ROWS * 11], by_row[sizeof(tokens) / sizeof(*tokens)][11];
 
-    (void)state;
-    rig_up(&r, &small);
+    rig_up(&r, config);
     t_ok(model_cache_create(r.l, 3, 16, &c, &err), &err);
     t_ok(model_score(r.acts, r.wp, &batch, targets, N_TARGETS, 1.3f, logp, NULL, &err), &err);
     for (uint32_t step = 0; step < 7; step++) { /* first four tokens of a sequence at once, then one */
@@ -183,6 +187,13 @@ static void cache_agrees(void **state)
                (double)by_row[targets[i].row][targets[i].token], (double)logp[i]);
     model_cache_destroy(c);
     rig_down(&r);
+}
+
+static void cache_agrees(void **state)
+{
+    (void)state;
+    decode_one(&small);
+    decode_one(&small_qk);
 }
 
 static void cache_copies(void **state)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-build, rig = sys.argv[1:3]
+build, rig = map(os.path.abspath, sys.argv[1:3])
 del sys.argv[1:3]
 here = os.path.dirname(os.path.abspath(__file__))
 source = os.path.dirname(os.path.dirname(here))
@@ -171,6 +171,19 @@ def test_a_colocated_run_with_two_ranks_learns():
                   *commands(make_model(f"{p.root}/m")), env=ENV)
         run.go(seconds=300)
         rising(run.steps(), 60)
+
+
+def test_the_built_in_trainer_reads_the_same_folder():
+    """Its log probabilities before the first step are the PyTorch engine's, and it learns with it."""
+    with place() as p:
+        for name, flags in {"untied": [], "tied": ["--tied", "--seed=4"]}.items():
+            folder = make_model(f"{p.root}/{name}", *flags)
+            run = Run(p, "--num-rollout=3", *STEPS, f"--hf-checkpoint={folder}", commands(folder)[1], name=f"run-{name}", env=ENV)
+            run.go(seconds=200)
+            gaps = [s["train_rollout_logprob_abs_diff"] for s in run.steps()]
+            assert len(gaps) == 3 and max(gaps) < 1e-5, gaps
+            saved = f"{run.dir}/checkpoints/step_00000003"
+            script("import sys, hf, model; c = hf.Config(sys.argv[1]); hf.load(model.Qwen3(c), sys.argv[1])", saved)
 
 
 def test_a_killed_trainer_goes_on_from_its_checkpoint():

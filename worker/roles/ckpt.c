@@ -111,13 +111,13 @@ static json_t *config_json(const struct model_config *c)
 {
     return json_pack(
         "{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:f, s:f, s:s, s:b}",
-        "architectures", "LlamaForCausalLM", "model_type", "llama", "torch_dtype", "float32",
-        "vocab_size", (int)c->vocab, "hidden_size", (int)c->dim, "intermediate_size", (int)c->ffn,
-        "num_hidden_layers", (int)c->layers, "num_attention_heads", (int)c->heads,
-        "num_key_value_heads", (int)c->kv_heads, "head_dim", (int)c->head_dim,
-        "max_position_embeddings", (int)c->max_len, "tie_word_embeddings", (int)c->tied,
-        "rope_theta", (double)c->rope_theta, "rms_norm_eps", (double)c->norm_eps, "hidden_act",
-        "silu", "attention_bias", 0);
+        "architectures", c->qk_norm ? "Qwen3ForCausalLM" : "LlamaForCausalLM", "model_type",
+        c->qk_norm ? "qwen3" : "llama", "torch_dtype", "float32", "vocab_size", (int)c->vocab,
+        "hidden_size", (int)c->dim, "intermediate_size", (int)c->ffn, "num_hidden_layers",
+        (int)c->layers, "num_attention_heads", (int)c->heads, "num_key_value_heads",
+        (int)c->kv_heads, "head_dim", (int)c->head_dim, "max_position_embeddings", (int)c->max_len,
+        "tie_word_embeddings", (int)c->tied, "rope_theta", (double)c->rope_theta, "rms_norm_eps",
+        (double)c->norm_eps, "hidden_act", "silu", "attention_bias", 0);
 }
 
 static void entry_of(struct st_entry *e, const struct model_tensor *t, const char *name,
@@ -270,9 +270,28 @@ static enum fl_status need_all(const struct st_reader *r, const struct model_lay
 
         if (kind)
             moment_name(name, kind, t->name);
-        FL_TRY(st_need(r, kind ? name : t->name, FL_F32, t->ndim, t->shape, &found, err));
+        found = kind ? NULL : st_find(r, t->name);
+        FL_TRY(st_need(r, kind ? name : t->name,
+                       found && found->known && found->dtype == FL_BF16 ? FL_BF16 : FL_F32, t->ndim,
+                       t->shape, &found, err));
     }
     return FL_OK;
+}
+
+/* bf16 is the upper half of an fp32. */
+static void weights_copy(float *to, const struct st_tensor *from, size_t n)
+{
+    const uint8_t *at = from->data;
+
+    if (from->dtype == FL_F32) {
+        memcpy(to, from->data, n * sizeof(float));
+        return;
+    }
+    for (size_t i = 0; i < n; i++, at += 2) {
+        uint32_t bits = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 24;
+
+        memcpy(to + i, &bits, sizeof(bits));
+    }
 }
 
 static void moments_copy(const struct st_reader *r, const struct model_layout *l, const char *kind,
@@ -318,8 +337,7 @@ enum fl_status ckpt_load(const char *dir, const struct model_layout *l, float *c
     if (st != FL_OK)
         return fl_wrap(err, st, "%s", dir);
     for (uint32_t i = 0; i < l->n; i++)
-        memcpy(w[i], st_find(weights, l->tensors[i].name)->data,
-               l->tensors[i].count * sizeof(float));
+        weights_copy(w[i], st_find(weights, l->tensors[i].name), l->tensors[i].count);
     if (m) {
         moments_copy(optimizer, l, "exp_avg", m);
         moments_copy(optimizer, l, "exp_avg_sq", v);
@@ -342,6 +360,48 @@ enum fl_status ckpt_state_read(const char *dir, struct ckpt_state *s, struct fl_
         *s = (struct ckpt_state){ (uint64_t)v[0], (uint64_t)v[1], (uint64_t)v[2], (uint64_t)v[3] };
     json_decref(o);
     return st;
+}
+
+/* The kinds that have just these parts; others compute something else from the same names. */
+static enum fl_status kind_read(const struct fl_json_at *at, struct model_config *c,
+                                struct fl_err *err)
+{
+    const char *kind = "llama";
+    bool bias = false;
+
+    if (fl_json_has(at, "model_type"))
+        FL_TRY(fl_json_text(at, "model_type", &kind, err));
+    if (strcmp(kind, "llama") && strcmp(kind, "qwen3"))
+        return fl_json_bad(at, "model_type", err, "is '%.40s': llama and qwen3 (dense) are read",
+                           kind);
+    if (fl_json_has(at, "attention_bias"))
+        FL_TRY(fl_json_bool(at, "attention_bias", &bias, err));
+    if (bias)
+        return fl_json_bad(at, "attention_bias", err, "is true: layers with biases are not read");
+    c->qk_norm = !strcmp(kind, "qwen3");
+    return FL_OK;
+}
+
+/* Beside the sizes, or in an object of its own since transformers 5. */
+static enum fl_status rope_read(const struct fl_json_at *at, double *theta, struct fl_err *err)
+{
+    static const char *const places[] = { "rope_scaling", "rope_parameters" };
+    const char *kind = "default";
+
+    for (int i = 0; i < 2; i++) {
+        struct fl_json_at in;
+
+        if (!fl_json_has(at, places[i]))
+            continue;
+        FL_TRY(fl_json_object(at, places[i], &in, err));
+        if (fl_json_has(&in, "rope_type"))
+            FL_TRY(fl_json_text(&in, "rope_type", &kind, err));
+        if (strcmp(kind, "default"))
+            return fl_json_bad(&in, "rope_type", err, "is '%.40s': default is read", kind);
+        if (fl_json_has(&in, "rope_theta"))
+            FL_TRY(fl_json_real(&in, "rope_theta", theta, err));
+    }
+    return fl_json_has(at, "rope_theta") ? fl_json_real(at, "rope_theta", theta, err) : FL_OK;
 }
 
 static enum fl_status config_read(const json_t *o, struct model_config *c, struct fl_err *err)
@@ -376,8 +436,8 @@ static enum fl_status config_read(const json_t *o, struct model_config *c, struc
         c->head_dim = c->dim / c->heads;
     if (fl_json_has(&at, "tie_word_embeddings"))
         FL_TRY(fl_json_bool(&at, "tie_word_embeddings", &c->tied, err));
-    if (fl_json_has(&at, "rope_theta"))
-        FL_TRY(fl_json_real(&at, "rope_theta", &theta, err));
+    FL_TRY(kind_read(&at, c, err));
+    FL_TRY(rope_read(&at, &theta, err));
     if (fl_json_has(&at, "rms_norm_eps"))
         FL_TRY(fl_json_real(&at, "rms_norm_eps", &eps, err));
     c->rope_theta = (float)theta;
@@ -397,7 +457,8 @@ enum fl_status ckpt_config(const char *dir, struct model_config *c, struct alpha
         st = config_read(o, &got, err);
     json_decref(o);
     alphabet_init(a);
-    if (st == FL_OK && json_at(dir, "vocab.json", &vocab, NULL) == FL_OK) {
+    if (st == FL_OK && json_at(dir, "vocab.json", &vocab, NULL) == FL_OK &&
+        json_object_get(vocab, "bytes_hex")) { /* else the words of another tokenizer */
         struct fl_json_at at = fl_json_root(vocab, "vocab.json");
 
         st = fl_json_text(&at, "bytes_hex", &hex, err);
@@ -406,8 +467,8 @@ enum fl_status ckpt_config(const char *dir, struct model_config *c, struct alpha
         if (st == FL_OK && a->n != got.vocab)
             st = fl_fail(err, FL_INVALID, "vocab.json has %u tokens, config.json says %u", a->n,
                          got.vocab);
-        json_decref(vocab);
     }
+    json_decref(vocab);
     if (st != FL_OK)
         return fl_wrap(err, st, "%s", dir);
     *c = got;

@@ -1,6 +1,7 @@
 /* worker/roles/ckpt.h - checkpoints: folders that appear whole or not at all
  *
- *   FOLDER/step_00000050/model.safetensors      weights, names as in a LlamaForCausalLM folder
+ *   FOLDER/step_00000050/model.safetensors      weights, names as in a LlamaForCausalLM or, with qk_norm,
+ *                                               a Qwen3ForCausalLM folder
  *                        optimizer.safetensors  Adam's moments, exp_avg.NAME and exp_avg_sq.NAME
  *                        config.json vocab.json state.json
  *   FOLDER/lock                                 who writes here: one job, its latest attempt
@@ -32,7 +33,8 @@ enum fl_status ckpt_save(const char *dir, const struct model_layout *l, float *c
 /* Checks names, types and shapes before anything is written to. m, v NULL: weights alone. */
 enum fl_status ckpt_load(const char *dir, const struct model_layout *l, float *const *w, float *m,
                          float *v, struct ckpt_state *s, struct fl_err *err);
-/* Sizes and alphabet of a checkpoint, or of any LlamaForCausalLM folder (no vocab.json: *a is empty). */
+/* Sizes and alphabet of a checkpoint, or of any LlamaForCausalLM or dense Qwen3ForCausalLM folder in F32 or BF16
+ * (no vocab.json of ours: *a is empty). */
 enum fl_status ckpt_config(const char *dir, struct model_config *c, struct alphabet *a,
                            struct fl_err *err);
 enum fl_status ckpt_state_read(const char *dir, struct ckpt_state *s, struct fl_err *err);

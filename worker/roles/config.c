@@ -14,5 +14,6 @@ struct model_config model_config_of_flags(const struct train_flags *f, uint32_t 
         .tied = !f->untie,
         .rope_theta = (float)f->rotary_base,
         .norm_eps = (float)f->norm_epsilon,
+        .qk_norm = f->qk_norm,
     };
 }

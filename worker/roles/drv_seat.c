@@ -120,6 +120,7 @@ static enum fl_status builtin_words(struct driver *d, enum drv_side side, struct
          word(w, "--rotary-base=%.9g", (double)c->rope_theta) &&
          word(w, "--norm-epsilon=%.9g", (double)c->norm_eps) &&
          word(w, "--%suntie-embeddings-and-output-weights", c->tied ? "no-" : "") &&
+         word(w, "--%sqk-layernorm", c->qk_norm ? "" : "no-") &&
          word(w, "--seed=%jd", (intmax_t)d->flags.seed);
     return ok ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for a command line");
 }

@@ -81,6 +81,16 @@ static void layer_add(struct model_layout *l, uint32_t layer)
     }
 }
 
+static void qk_norms_add(struct model_layout *l, uint32_t layer)
+{
+    for (int k = 0; k < 2; k++) {
+        char name[56];
+
+        snprintf(name, sizeof(name), "model.layers.%u.self_attn.%c_norm.weight", layer, "qk"[k]);
+        tensor_add(l, l->cfg.head_dim, 0, name);
+    }
+}
+
 /* In double, then rounded: the table is the same on every machine. */
 static void rope_fill(struct model_layout *l)
 {
@@ -101,7 +111,7 @@ enum fl_status model_layout_create(const struct model_config *c, struct model_la
 {
     FL_TRY(model_config_check(c, err));
     FL_AUTO(model_layout) struct model_layout *l = calloc(1, sizeof(*l));
-    uint32_t n = 2 + c->layers * PARTS + (c->tied ? 0 : 1);
+    uint32_t n = model_qnorm_at(c, c->qk_norm ? c->layers : 0);
 
     if (l) {
         l->cfg = *c;
@@ -116,6 +126,8 @@ enum fl_status model_layout_create(const struct model_config *c, struct model_la
     tensor_add(l, c->dim, 0, "model.norm.weight");
     if (!c->tied)
         tensor_add(l, c->vocab, c->dim, "lm_head.weight");
+    for (uint32_t i = 0; c->qk_norm && i < c->layers; i++)
+        qk_norms_add(l, i);
     rope_fill(l);
     *out = FL_TAKE(l);
     return FL_OK;

@@ -2,7 +2,8 @@
  *
  * Tokens are embedded; each layer adds attention (rotary positions, grouped key and value heads)
  * and a gated MLP (SwiGLU), both behind an RMS norm; a last norm and the head give logits. Names
- * and shapes of the tensors are those of a LlamaForCausalLM folder. All numbers are fp32. */
+ * and shapes of the tensors are those of a LlamaForCausalLM folder, with qk_norm (queries and keys
+ * of each head are normed) of a Qwen3ForCausalLM one. All numbers are fp32. */
 #pragma once
 #include "common/base/base.h"
 
@@ -11,6 +12,7 @@ struct model_config {
     uint32_t max_len; /* positions a sequence may have */
     bool tied;        /* the head is the embedding     */
     float rope_theta, norm_eps;
+    bool qk_norm;     /* an RMS norm over each head's queries and keys, before they are turned */
 };
 struct model_tensor {
     char name[56];
@@ -25,7 +27,8 @@ struct model_layout {
     size_t floats;    /* of a buffer that holds them all, gaps included */
     float *rope;      /* per position head_dim / 2 cosines, then as many sines */
 };
-/* Tensors in this order: embedding; per layer the nine below; last norm; head, unless tied. */
+/* Tensors in this order: embedding; per layer the nine below; last norm; head, unless tied; with
+ * qk_norm per layer the norm of queries, then of keys. */
 enum model_part {
     PART_NORM1, PART_Q, PART_K, PART_V, PART_O, PART_NORM2, PART_GATE, PART_UP, PART_DOWN, PARTS
 };
@@ -40,6 +43,10 @@ static inline uint32_t model_norm_at(const struct model_config *c)
 static inline uint32_t model_head_at(const struct model_config *c)
 {
     return c->tied ? 0 : 2 + c->layers * PARTS;
+}
+static inline uint32_t model_qnorm_at(const struct model_config *c, uint32_t layer) /* k: + 1 */
+{
+    return 2 + c->layers * PARTS + !c->tied + 2 * layer;
 }
 
 /* FL_INVALID: sizes that do not go together; err names the flag. */

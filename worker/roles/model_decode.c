@@ -27,9 +27,9 @@ static size_t scratch_lay(struct model_cache *s, float *base)
         float **at;
         size_t each;
     } parts[] = {
-        { &s->x, c->dim },   { &s->n, c->dim }, { &s->q, q },          { &s->k, kv },
-        { &s->v, kv },       { &s->o, q },      { &s->gate, c->ffn },  { &s->up, c->ffn },
-        { &s->act, c->ffn }, { &s->inv, 1 },    { &s->lse, c->heads },
+        { &s->x, c->dim },   { &s->n, c->dim },     { &s->q, q },          { &s->k, kv },
+        { &s->v, kv },       { &s->o, q },          { &s->gate, c->ffn },  { &s->up, c->ffn },
+        { &s->act, c->ffn }, { &s->inv, c->heads }, { &s->lse, c->heads },
     };
 
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
@@ -164,6 +164,12 @@ static void layer_decode(struct model_cache *s, float *const *w, uint32_t i,
     mat->nt(s->q, s->n, w[model_at(i, PART_Q)], n, c->dim, q);
     mat->nt(s->k, s->n, w[model_at(i, PART_K)], n, c->dim, kv);
     mat->nt(s->v, s->n, w[model_at(i, PART_V)], n, c->dim, kv);
+    if (c->qk_norm) { /* in place: a row's norm is known before the row is written */
+        uint32_t at = model_qnorm_at(c, i);
+
+        mat->norm(s->q, s->inv, s->q, w[at], (size_t)n * c->heads, c->head_dim, c->norm_eps);
+        mat->norm(s->k, s->inv, s->k, w[at + 1], (size_t)n * c->kv_heads, c->head_dim, c->norm_eps);
+    }
     heads_decode(s, i, rows, n);
     mat->nt(s->n, s->o, w[model_at(i, PART_O)], n, q, c->dim);
     mat->add(s->x, s->n, (size_t)n * c->dim);

@@ -8,6 +8,7 @@
 struct layer_acts {
     float *x, *r1, *n1, *q, *k, *v, *lse, *o; /* o: heads' outputs, before o_proj */
     float *mid, *r2, *n2, *gate, *up, *act;
+    float *q0, *k0, *rq, *rk; /* qk_norm: as they came from their layers, 1/rms of each head */
 };
 struct model_acts {
     const struct model_layout *l;
@@ -16,6 +17,7 @@ struct model_acts {
     float *x_end, *r_end, *n_end;    /* after the last layer                */
     float *picked, *logp, *d_picked; /* rows of the targets                 */
     float *dx, *dn, *dq, *dk, *dv, *d_ffn1, *d_ffn2, *d_act, *d_o, *p, *dp, *prob;
+    float *dq0, *dk0; /* qk_norm */
     char *memory;
     size_t memory_bytes, rows_room, targets_room, len_room;
     /* of the last model_score */
@@ -96,6 +98,10 @@ static size_t acts_lay(struct model_acts *a, char *base, size_t rows, size_t tar
         y->gate = carve(&m, rows * c->ffn);
         y->up = carve(&m, rows * c->ffn);
         y->act = carve(&m, rows * c->ffn);
+        y->q0 = carve(&m, c->qk_norm ? rows * q : 0);
+        y->k0 = carve(&m, c->qk_norm ? rows * kv : 0);
+        y->rq = carve(&m, c->qk_norm ? rows * c->heads : 0);
+        y->rk = carve(&m, c->qk_norm ? rows * c->kv_heads : 0);
     }
     a->x_end = carve(&m, rows * c->dim);
     a->r_end = carve(&m, rows);
@@ -109,6 +115,8 @@ static size_t acts_lay(struct model_acts *a, char *base, size_t rows, size_t tar
     a->d_o = carve(&m, rows * q);
     a->dk = carve(&m, rows * kv);
     a->dv = carve(&m, rows * kv);
+    a->dq0 = carve(&m, c->qk_norm ? rows * q : 0);
+    a->dk0 = carve(&m, c->qk_norm ? rows * kv : 0);
     a->d_ffn1 = carve(&m, rows * c->ffn);
     a->d_ffn2 = carve(&m, rows * c->ffn);
     a->d_act = carve(&m, rows * c->ffn);
@@ -189,6 +197,18 @@ static void heads_forward(struct model_acts *a, struct layer_acts *y)
     }
 }
 
+static void qk_forward(struct model_acts *a, struct layer_acts *y, float *const *w, uint32_t i)
+{
+    const struct model_config *c = &a->l->cfg;
+    uint32_t at = model_qnorm_at(c, i);
+    size_t n = a->rows;
+
+    memcpy(y->q0, y->q, n * c->heads * c->head_dim * sizeof(float));
+    memcpy(y->k0, y->k, n * c->kv_heads * c->head_dim * sizeof(float));
+    a->mat->norm(y->q, y->rq, y->q0, w[at], n * c->heads, c->head_dim, c->norm_eps);
+    a->mat->norm(y->k, y->rk, y->k0, w[at + 1], n * c->kv_heads, c->head_dim, c->norm_eps);
+}
+
 static void layer_forward(struct model_acts *a, float *const *w, uint32_t i, float *x_next)
 {
     const struct model_config *c = &a->l->cfg;
@@ -200,6 +220,8 @@ static void layer_forward(struct model_acts *a, float *const *w, uint32_t i, flo
     mat->nt(y->q, y->n1, w[model_at(i, PART_Q)], n, c->dim, q);
     mat->nt(y->k, y->n1, w[model_at(i, PART_K)], n, c->dim, kv);
     mat->nt(y->v, y->n1, w[model_at(i, PART_V)], n, c->dim, kv);
+    if (c->qk_norm)
+        qk_forward(a, y, w, i);
     heads_forward(a, y);
     mat->nt(y->mid, y->o, w[model_at(i, PART_O)], n, q, c->dim);
     mat->add(y->mid, y->x, n * c->dim);
@@ -327,6 +349,20 @@ static void heads_back(struct model_acts *a, const struct layer_acts *y)
     }
 }
 
+/* From derivatives by the normed queries and keys to those by what the layers gave. */
+static void qk_back(struct model_acts *a, const struct layer_acts *y, float *const *w, uint32_t i,
+                    float *const *g)
+{
+    const struct model_config *c = &a->l->cfg;
+    uint32_t at = model_qnorm_at(c, i);
+    size_t nq = (size_t)a->rows * c->heads, nk = (size_t)a->rows * c->kv_heads;
+
+    memset(a->dq0, 0, nq * c->head_dim * sizeof(float));
+    memset(a->dk0, 0, nk * c->head_dim * sizeof(float));
+    a->mat->norm_back(a->dq0, g[at], a->dq, y->q0, w[at], y->rq, nq, c->head_dim);
+    a->mat->norm_back(a->dk0, g[at + 1], a->dk, y->k0, w[at + 1], y->rk, nk, c->head_dim);
+}
+
 static void mlp_back(struct model_acts *a, float *const *w, uint32_t i, float *const *g)
 {
     const struct model_config *c = &a->l->cfg;
@@ -351,15 +387,18 @@ static void attention_back(struct model_acts *a, float *const *w, uint32_t i, fl
     const struct mat_ops *mat = a->mat;
     struct layer_acts *y = &a->layers[i];
     size_t n = a->rows, q = (size_t)c->heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim;
+    const float *dq = c->qk_norm ? a->dq0 : a->dq, *dk = c->qk_norm ? a->dk0 : a->dk;
 
     mat->nn(a->d_o, a->dx, w[model_at(i, PART_O)], n, c->dim, q, false);
     mat->tn(g[model_at(i, PART_O)], a->dx, y->o, n, c->dim, q);
     heads_back(a, y);
-    mat->nn(a->dn, a->dq, w[model_at(i, PART_Q)], n, q, c->dim, false);
-    mat->nn(a->dn, a->dk, w[model_at(i, PART_K)], n, kv, c->dim, true);
+    if (c->qk_norm)
+        qk_back(a, y, w, i, g);
+    mat->nn(a->dn, dq, w[model_at(i, PART_Q)], n, q, c->dim, false);
+    mat->nn(a->dn, dk, w[model_at(i, PART_K)], n, kv, c->dim, true);
     mat->nn(a->dn, a->dv, w[model_at(i, PART_V)], n, kv, c->dim, true);
-    mat->tn(g[model_at(i, PART_Q)], a->dq, y->n1, n, q, c->dim);
-    mat->tn(g[model_at(i, PART_K)], a->dk, y->n1, n, kv, c->dim);
+    mat->tn(g[model_at(i, PART_Q)], dq, y->n1, n, q, c->dim);
+    mat->tn(g[model_at(i, PART_K)], dk, y->n1, n, kv, c->dim);
     mat->tn(g[model_at(i, PART_V)], a->dv, y->n1, n, kv, c->dim);
     mat->norm_back(a->dx, g[model_at(i, PART_NORM1)], a->dn, y->x, w[model_at(i, PART_NORM1)],
                    y->r1, n, c->dim);
