@@ -187,7 +187,7 @@ const char *rig_devices(void)
 
 static const struct gpu_info *device_of(const struct rig_proc *p)
 {
-    static struct gpu_info all[2];
+    static struct gpu_info all[3];
     size_t n = FL_LEN(all);
     const struct gpu_ops *gpu;
 
@@ -195,22 +195,25 @@ static const struct gpu_info *device_of(const struct rig_proc *p)
         t_ok(gpu_pick(&gpu, NULL), NULL);
         t_ok(gpu->list(all, &n, NULL), NULL);
     }
-    return &all[!p->source && strcmp(rig_devices(), "two") == 0];
+    if (p->source || strcmp(rig_devices(), "same") == 0)
+        return &all[0];
+    return &all[strcmp(rig_devices(), "three") == 0 ? 1 + p->me.party % 2 : 1];
 }
 
 static void place_of(const struct rig_proc *p, const char *addr, struct link_place *out)
 {
     struct fl_err err = { 0 };
-    struct gpu_found found[2] = { 0 };
+    struct gpu_found found[3] = { 0 };
 
     t_ok(link_place_here(addr, out, &err), &err);
     if (!rig_devices())
         return;
-    for (unsigned i = 0; i < 2; i++)
-        found[i] = (struct gpu_found){ .fd_shares = true, .peers = 3 };
+    for (unsigned i = 0; i < 3; i++)
+        found[i] = (struct gpu_found){ .fd_shares = true, .peers = 7 };
     found[0].info = *device_of(&(struct rig_proc){ .source = true });
     found[1].info = *device_of(&(struct rig_proc){ .source = false });
-    t_ok(link_place_device(out, device_of(p)->uuid, found, 2, &err), &err);
+    found[2].info = *device_of(&(struct rig_proc){ .me.party = 1 });
+    t_ok(link_place_device(out, device_of(p)->uuid, found, 3, &err), &err);
 }
 
 static enum fl_status mem_new(const struct rig_proc *p, uint64_t bytes, struct link_mem *out,

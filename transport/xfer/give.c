@@ -243,6 +243,9 @@ static bool edges_quiet(const struct give *g)
             (ge->line && (ge->line->state != LINE_READY || (ge->sends && !ge->done))))
             return false;
     }
+    for (size_t i = 0; i < GIVE_RESCUES; i++)
+        if (g->rescue[i] && g->rescue[i]->state != LINE_QUIET)
+            return false;
     return !g->in_work && !g->writing;
 }
 
@@ -256,6 +259,8 @@ void give_settle(struct give *g)
     for (size_t i = 0; i < g->n_edges; i++)
         if (g->edges[i].line && g->edges[i].owns)
             line_keep(g, g->edges[i].line);
+    for (size_t i = 0; i < GIVE_RESCUES; i++)
+        line_destroy(FL_TAKE(g->rescue[i]));
     edges_free(g);
     g->active = g->ending = false;
     g->end_req = NULL;
@@ -267,6 +272,9 @@ void give_settle(struct give *g)
 static void edges_end(struct give *g, bool good)
 {
     g->ending = true;
+    for (size_t i = 0; i < GIVE_RESCUES; i++)
+        if (g->rescue[i])
+            line_abort(g->rescue[i]);
     for (size_t i = 0; i < g->n_edges; i++) {
         struct give_edge *ge = &g->edges[i];
 
@@ -343,6 +351,7 @@ static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__
         return fl_fail(err, FL_UNSUPPORTED, "%s has no link \"%s\"", g->name, t->link);
     st = team_read(t, &places, &members, err);
     if (st == FL_OK) {
+        ge->place = places[t->self];
         line_key(key, ops, members, (unsigned)t->n_members);
         ge->sends = !(ops->caps & LINK_PULL) && g->mode != XFER_SHARE;
         for (size_t i = 0; i < g->n_edges && !ge->sends && !ge->line; i++)

@@ -8,7 +8,7 @@
 #include "transport/xfer/parcel.h"
 #include "transport/xfer/port_priv.h"
 
-enum { GIVE_LINES_KEPT = 64, GIVE_WINDOW = 4 };
+enum { GIVE_RESCUES = 2, GIVE_LINES_KEPT = 64, GIVE_WINDOW = 4 };
 struct give_slot { /* what is given */
     const struct link_mem *mems; /* have->n_mems */
     uint32_t index;
@@ -39,6 +39,7 @@ struct give {
     struct give_edge *edges;
     size_t n_edges;
     struct line *kept[GIVE_LINES_KEPT];
+    struct line *rescue[GIVE_RESCUES]; /* for takers of edges whose team broke: of this epoch */
     bool passing; /* the memory may go after the epoch: no line that reads it stays open */
     uint32_t serials;
     unsigned in_work; /* checks on the pool, which read the slot */

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include "common/base/log.h"
 #include "transport/link/dev.h"
 #include "transport/xfer/give_priv.h"
 
@@ -59,6 +60,62 @@ static void key_reply(struct give *g, struct call_req *req, const struct line *l
     free((void *)(uintptr_t)a.body.data);
 }
 
+static void rescue_on_ready(void *arg, struct line *ln, enum fl_status st, const struct fl_err *err)
+{
+    struct give *g = arg;
+
+    if (st == FL_OK)
+        return;
+    fl_warn("weights link did not open member=%s link=%s why=\"%s\"", g->name, ln->ops->name,
+            err->text);
+    line_abort(ln);
+}
+
+static void rescue_on_quiet(void *arg, struct line *ln)
+{
+    (void)ln;
+    give_settle(arg);
+}
+
+static const struct line_user rescue_lines = { rescue_on_ready, rescue_on_quiet };
+
+/* A line that is pulled from, opened when the first taker of a broken team asks for it. */
+static struct line *rescue_line(struct give *g, const struct give_edge *ge, const char *link,
+                                struct fl_err *err)
+{
+    const struct link_ops *ops = port_link(g->port, link);
+    struct line **at = NULL;
+    uint64_t key[2] = { 0, 0 };
+
+    if (!ops || !(ops->caps & LINK_PULL)) {
+        fl_fail(err, FL_UNSUPPORTED, "%s has no link \"%.20s\" to pull from", g->name, link);
+        return NULL;
+    }
+    for (size_t i = 0; i < GIVE_RESCUES; i++) {
+        if (g->rescue[i] && g->rescue[i]->ops == ops)
+            at = &g->rescue[i];
+        else if (!g->rescue[i] && !at)
+            at = &g->rescue[i];
+    }
+    if (!at) {
+        fl_fail(err, FL_EXHAUSTED, "%s has %d other links open", g->name, GIVE_RESCUES);
+        return NULL;
+    }
+    if (!*at) {
+        if (line_open(g->port->loop, ops, &ge->place, 1, 0, NULL, key, &rescue_lines, g, at, err) !=
+            FL_OK)
+            return NULL;
+        (*at)->serial = ++g->serials;
+    }
+    if ((*at)->state == LINE_READY)
+        return *at;
+    if ((*at)->state == LINE_OPENING)
+        fl_fail(err, FL_AGAIN, "%s opens %s", g->name, ops->name);
+    else
+        fl_fail(err, FL_UNREACHABLE, "%s did not open at %s", ops->name, g->name);
+    return NULL;
+}
+
 void give_key(struct give *g, struct call_req *req, const Fl__XferKey *k)
 {
     struct fl_err err = { 0 };
@@ -71,14 +128,16 @@ void give_key(struct give *g, struct call_req *req, const Fl__XferKey *k)
     }
     key.part = k->has_part ? k->part : 0;
     ln = k->edge < g->n_edges ? g->edges[k->edge].line : NULL;
+    if (k->link && k->edge < g->n_edges)
+        ln = rescue_line(g, &g->edges[k->edge], k->link, &err);
     for (size_t i = 0; ln && i < k->n_have; i++)
         if (k->have[i] == key_id(g, ln, k->mem)) {
             key_reply(g, req, ln, k->mem, NULL);
             return;
         }
-    if (!ln)
+    if (!ln && err.status == FL_OK)
         fl_fail(&err, FL_INVALID, "%s has no link open for edge %u", g->name, k->edge);
-    else if (ln->ops->share(ln->k, &g->slot.mems[k->mem], &key, &err) == FL_OK) {
+    else if (ln && ln->ops->share(ln->k, &g->slot.mems[k->mem], &key, &err) == FL_OK) {
         key_reply(g, req, ln, k->mem, &key);
         return;
     }

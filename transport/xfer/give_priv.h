@@ -11,6 +11,7 @@ struct give_send { /* one parcel on its way */
 struct give_edge {
     struct give *give;
     const struct xfer_edge *e;
+    struct link_place place; /* ours, in its team */
     struct line *line; /* NULL: nothing to open (disk), or spent */
     bool owns;         /* the line: those who pull over one kind of link share the first one's */
     bool sends, failed, done;

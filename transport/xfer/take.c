@@ -9,7 +9,7 @@
 /* Else both sides act: the giver sends. */
 bool take_pulls(const struct take_edge *te)
 {
-    return (te->team->ops->caps & LINK_PULL) || te->take->o.part->mode == XFER_SHARE;
+    return (te->ops->caps & LINK_PULL) || te->take->o.part->mode == XFER_SHARE;
 }
 
 /* ---- the end, good or bad ---- */
@@ -141,7 +141,7 @@ void take_go(struct take_edge *te)
 {
     struct take *t = te->take;
 
-    if (t->aborting || t->over || te->in)
+    if (t->aborting || t->over || te->in || te->falling)
         return;
     if (!take_pulls(te))
         take_receive(te);
@@ -168,15 +168,19 @@ static void line_on_ready(void *arg, struct line *ln, enum fl_status st, const s
             continue;
         if (st == FL_OK)
             take_go(te);
-        else
+        else if (!take_rescue(te, err))
             take_fail(t, te, te->e->first_bucket, st, err);
     }
 }
 
 static void line_on_quiet(void *arg, struct line *ln)
 {
-    (void)ln;
-    take_settle(arg);
+    struct take *t = arg;
+
+    for (size_t i = 0; !t->aborting && i < t->o.part->n_edges; i++)
+        if (t->edges[i].falling && t->edges[i].reach->line == ln)
+            take_rescue_go(&t->edges[i]);
+    take_settle(t);
 }
 
 static const struct line_user take_lines = { line_on_ready, line_on_quiet };
@@ -205,12 +209,14 @@ static enum fl_status reach_open(struct take_edge *te, const uint64_t key[2], st
 {
     struct take *t = te->take;
     const struct take_team *team = te->team;
+    const struct link_place *places = te->rescued ? te->pair : team->places;
     struct reach *r = calloc(1, sizeof(*r));
 
     if (!r)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a link");
-    if (line_open(t->o.port->loop, team->ops, team->places, team->n, team->self, team->ticket, key,
-                  &take_lines, t, &r->line, err) != FL_OK) {
+    if (line_open(t->o.port->loop, te->ops, places, te->rescued ? 2 : team->n,
+                  te->rescued ? 1 : team->self, team->ticket, key, &take_lines, t, &r->line,
+                  err) != FL_OK) {
         free(r);
         return err->status;
     }
@@ -220,11 +226,11 @@ static enum fl_status reach_open(struct take_edge *te, const uint64_t key[2], st
     return FL_OK;
 }
 
-static enum fl_status edge_open(struct take_edge *te, struct fl_err *err)
+enum fl_status take_open(struct take_edge *te, struct fl_err *err)
 {
     uint64_t key[2];
 
-    line_key(key, te->team->ops, te->team->members, take_pulls(te) ? 0 : te->team->n);
+    line_key(key, te->ops, te->team->members, take_pulls(te) ? 0 : te->team->n);
     te->reach = reach_kept(te, key);
     if (!te->reach)
         FL_TRY(reach_open(te, key, &te->reach, err));
@@ -252,7 +258,7 @@ void take_start(struct take *t)
             continue;
         if (take_disk(te))
             take_files(te);
-        else if (edge_open(te, &err) != FL_OK)
+        else if (take_open(te, &err) != FL_OK)
             take_fail(t, te, te->e->first_bucket, err.status, &err);
     }
 }
@@ -307,8 +313,9 @@ enum fl_status take_create(const struct take_opts *o, struct take **out, struct 
         return fl_fail(err, FL_EXHAUSTED, "no memory to take %zu buckets", o->part->n_buckets);
     }
     for (size_t i = 0; i < o->part->n_edges; i++) {
-        t->edges[i] =
-            (struct take_edge){ .take = t, .e = &o->part->edges[i], .team = &o->teams[i] };
+        t->edges[i] = (struct take_edge){
+            .take = t, .e = &o->part->edges[i], .team = &o->teams[i], .ops = o->teams[i].ops
+        };
         t->edges[i].again.fire = edge_on_again;
     }
     *out = t;

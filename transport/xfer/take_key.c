@@ -153,6 +153,7 @@ static void key_ask(struct take_edge *te, struct call_peer *peer)
     k.edge = te->team->giver_edge;
     k.mem = mem;
     k.have = have;
+    k.link = te->rescued ? (char *)(uintptr_t)te->ops->name : NULL;
     k.has_part = true;
     k.part = te->part;
     for (struct reach_mem *m = te->part ? NULL : te->reach->mems; m && k.n_have < XFER_KEYS_KEPT;

@@ -17,8 +17,11 @@ static void edge_on_pulled(struct link_op *op)
     te->in_flight--;
     if (t->aborting) {
         take_settle(t);
+    } else if (te->falling) {
+        take_rescue_go(te);
     } else if (op->err.status != FL_OK) {
-        take_fail(t, te, o->bucket, op->err.status, &op->err);
+        if (!take_rescue(te, &op->err))
+            take_fail(t, te, o->bucket, op->err.status, &op->err);
     } else {
         take_bucket_in(te, o->bucket);
         take_go(te);
@@ -221,7 +224,8 @@ static void edge_casts(struct take_edge *te)
         if (take_wait_again(te, st))
             return;
         if (st != FL_OK) {
-            take_fail(t, te, at, st, &err);
+            if (!take_rescue(te, &err))
+                take_fail(t, te, at, st, &err);
             return;
         }
         o->busy = true;

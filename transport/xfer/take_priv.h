@@ -18,6 +18,9 @@ struct take_edge {
     struct take *take;
     const struct xfer_edge *e;
     const struct take_team *team;
+    const struct link_ops *ops; /* the team's, until it broke */
+    struct link_place pair[2];  /* giver and taker, for what comes after that */
+    bool falling, rescued;
     struct reach *reach;
     struct xfer_dial dial;
     struct call_op call; /* KEY */
@@ -73,6 +76,11 @@ void take_receive(struct take_edge *te);
 void take_files(struct take_edge *te);
 void take_bucket_in(struct take_edge *te, uint32_t bucket);
 bool take_wait_again(struct take_edge *te, enum fl_status st); /* true: FL_AGAIN, and take_go() follows */
+enum fl_status take_open(struct take_edge *te, struct fl_err *err); /* its line */
+/* A link between several has broken under the edge: what it lacks is pulled by another link, in this epoch. false:
+ * there is none, or it is pulled already. */
+bool take_rescue(struct take_edge *te, const struct fl_err *why);
+void take_rescue_go(struct take_edge *te); /* falling: something came back, or the line is quiet */
 void take_fail(struct take *t, const struct take_edge *te, uint32_t bucket, enum fl_status st,
                const struct fl_err *why);
 void take_settle(struct take *t);
