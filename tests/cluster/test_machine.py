@@ -15,7 +15,7 @@ def under(p, *words):
     return q
 
 
-def test_P105_low_open_file_limit():
+def test_low_open_file_limit():
     with place() as p:
         r = under(p, "prlimit", "--nofile=256:512").furlong("start", "--head", "--port=0", "--dashboard-port=0", "--num-gpus=1")
         assert r.code == 1 and "at most 512 may be open (soft limit 256); 1024 are needed" in r.err and "ulimit" in r.err, r
@@ -28,7 +28,7 @@ def test_P105_low_open_file_limit():
         p.furlong("stop", check=0)
 
 
-def test_P106_little_shared_memory():
+def test_little_shared_memory():
     if os.geteuid() != 0 or not shutil.which("unshare"):
         raise harness.Skip("a mount namespace needs root and unshare")
     with place() as p:
@@ -41,7 +41,7 @@ def test_P106_little_shared_memory():
         p.furlong("stop", check=0)
 
 
-def test_P39_the_cores_that_may_be_used():
+def test_the_cores_that_may_be_used():
     cores = sorted(os.sched_getaffinity(0))
     with place() as p:
         under(p, "taskset", "-c", str(cores[0])).start_head("--num-gpus=0")
@@ -49,7 +49,7 @@ def test_P39_the_cores_that_may_be_used():
         p.furlong("stop", check=0)
 
 
-def test_P50_who_has_the_port():
+def test_who_has_the_port():
     with hosts(1) as (p,):
         p.furlong("start", "--head", "--num-gpus=0", check=0)
         found = [x for x in p.furlong("doctor", "--json", "--no-devices").json() if x["check"] == "ports"]
@@ -60,7 +60,7 @@ def test_P50_who_has_the_port():
         p.furlong("stop", check=0)
 
 
-def test_P41_the_hosts_name_does_not_count():
+def test_the_hosts_name_does_not_count():
     """The name leads to 127.0.1.1, as on Debian: the address is the source of the way to the head."""
     if os.geteuid() != 0:
         raise harness.Skip("a mount namespace needs root")
@@ -85,7 +85,7 @@ def test_P41_the_hosts_name_does_not_count():
         assert r.code == 1 and [x["state"] for x in r.json() if x["check"] == "head"] == ["fail"], r
 
 
-def test_P109_two_installs():
+def test_two_installs():
     with place() as p:
         os.makedirs(f"{p.root}/other")
         shutil.copy(f"{BIN}/furlong", f"{p.root}/other/furlong")

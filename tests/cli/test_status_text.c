@@ -84,5 +84,5 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = { cmocka_unit_test(status), cmocka_unit_test(fan_outs), cmocka_unit_test(reprs) };
 
-    return t_run("ray_text", tests);
+    return t_run("status_text", tests);
 }
