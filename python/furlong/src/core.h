@@ -1,12 +1,12 @@
 /* python/furlong/src/core.h - libfurlong as Python objects
  *
- * A thin face: each object here holds one of the library's and gives the GIL back whenever it waits.
- * What is pleasant (JSON, names, dicts) is in the Python files beside it. One source for the limited
- * API (3.11 and newer) and, compiled without it, for 3.10.
+ * A thin face: each object here holds one of the library's and gives the GIL back whenever it
+ * waits. What is pleasant (JSON, names, dicts) is in the Python files beside it. One source for the
+ * limited API (3.11 and newer) and, compiled without it, for 3.10.
  *
  * Who may go when: objects that hang on a seat are in its list of children and are emptied before
- * the seat is left. While a thread is inside the library `busy` counts it, and leaving waits. All of
- * these fields are read and written under the GIL. */
+ * the seat is left. While a thread is inside the library `busy` counts it, and leaving waits. All
+ * of these fields are read and written under the GIL. */
 #pragma once
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -24,8 +24,7 @@ struct py_child { /* embed it */
     void (*empty)(struct py_child *c); /* the seat is being left */
 };
 struct py_run {
-    PyObject_HEAD
-    struct furlong *f; /* NULL: left */
+    PyObject_HEAD struct furlong *f; /* NULL: left */
     struct py_child *children;
     struct py_op *adrift;       /* given up by Ctrl-C, still running */
     struct furlong_asks *spare; /* of ask(); NULL: in use, or none yet */
@@ -34,7 +33,7 @@ struct py_run {
     bool leaving;
 };
 
-#define CORE_OF(type, child) ((type *)(void *)((char *)(child) - offsetof(type, child)))
+#define CORE_OF(type, child) ((type *)(void *)((char *)(child)-offsetof(type, child)))
 
 /* ---- module.c --------------------------------------------------------------------------------*/
 PyObject *core_raise(const struct fl_err *err); /* NULL, with the status' exception set */
@@ -57,11 +56,13 @@ void run_orphan(struct py_child *c); /* not in a list: fine */
 extern PyTypeObject *run_type;
 int run_init(PyObject *module);
 
-/* ---- op.c: a call that the library does not cut into slices, on a thread of its own ------------*/
+/* ---- op.c: a call that the library does not cut into slices, on a thread of its own
+ * ------------*/
 struct py_op {
     struct py_op *next;
     void (*work)(struct py_op *op); /* without the GIL: fills st, err and what it makes         */
-    void (*fini)(struct py_op *op); /* with the GIL: frees all, also what work made and nobody took */
+    void (*fini)(
+        struct py_op *op); /* with the GIL: frees all, also what work made and nobody took */
     enum fl_status st;
     struct fl_err err;
     pthread_mutex_t mu;
@@ -81,7 +82,8 @@ void op_sweep(struct py_op **adrift); /* frees those that are over */
 PyObject *blob_of_event(struct furlong_call *c, size_t bytes);
 PyObject *blob_of_answer(struct furlong_answer *a_take);
 int event_init(PyObject *module);
-struct furlong_call *event_take(PyObject *event, struct py_run **run); /* NULL: an exception is set */
+struct furlong_call *event_take(PyObject *event,
+                                struct py_run **run); /* NULL: an exception is set */
 void event_put_back(PyObject *event, struct furlong_call *c);
 PyObject *event_make(PyObject *cls, struct py_run *r, const struct furlong_event *ev);
 extern PyTypeObject *event_type;
@@ -92,7 +94,8 @@ PyObject *run_asks(PyObject *self, PyObject *args);
 PyObject *answer_tuple(struct furlong_answer *a_take); /* (body, blob) */
 int ask_init(PyObject *module);
 
-/* ---- view.c, tensor.c, weights.c ---------------------------------------------------------------*/
+/* ---- view.c, tensor.c, weights.c
+ * ---------------------------------------------------------------*/
 PyObject *view_make(struct py_run *r, PyObject *owner, void *at, enum fl_dtype dtype, unsigned ndim,
                     const uint64_t *shape, bool readonly, int device,
                     Py_ssize_t *counted); /* NULL, or the owner's count of views */

@@ -4,9 +4,22 @@
 #include <stdint.h>
 
 enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_CUDA_MANAGED = 13 };
-enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6, DL_F8_E4M3FN = 10, DL_F8_E5M2 = 12 };
-struct dl_device { int32_t type, id; };
-struct dl_type { uint8_t code, bits; uint16_t lanes; };
+enum {
+    DL_INT = 0,
+    DL_UINT = 1,
+    DL_FLOAT = 2,
+    DL_BFLOAT = 4,
+    DL_BOOL = 6,
+    DL_F8_E4M3FN = 10,
+    DL_F8_E5M2 = 12
+};
+struct dl_device {
+    int32_t type, id;
+};
+struct dl_type {
+    uint8_t code, bits;
+    uint16_t lanes;
+};
 struct dl_tensor {
     void *data;
     struct dl_device device;
