@@ -1,0 +1,463 @@
+/* what people met with weights on devices, by the names that the list of those cases gives them
+ *
+ * On the fake; P72, P73 and P80 between two processes. */
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "common/base/str.h"
+#include "kernels/digest.h"
+#include "tests/t.h"
+#include "transport/link/dev_priv.h"
+#include "transport/link/link_priv.h"
+
+enum { DEVICES = 3, MIB = 1 << 20 };
+static struct gpu_info devices[DEVICES];
+static struct fl_err err;
+
+struct wait {
+    struct link_op op;
+    unsigned times;
+};
+
+static void came(struct link_op *op)
+{
+    container_of(op, struct wait, op)->times++;
+}
+
+static struct wait wait_for(void)
+{
+    return (struct wait){ .op = { .done = came } };
+}
+
+static struct link_place place_of(unsigned i, bool fd, bool handle)
+{
+    struct gpu_found found = {
+        .info = devices[i], .opens = true, .fd_shares = fd, .handle_shares = handle
+    };
+    struct link_place p;
+
+    t_ok(link_place_here(NULL, &p, &err), &err);
+    t_ok(link_place_device(&p, devices[i].uuid, &found, 1, &err), &err);
+    return p;
+}
+
+static struct link *opened(struct fl_loop *l, const struct link_ops *ops,
+                           const struct link_place *p)
+{
+    struct link_team team = { .members = p, .n = 1 };
+    struct wait ready = wait_for();
+    struct link *k;
+
+    t_ok(ops->open(l, &team, &k, &ready.op, &err), &err);
+    t_until(l, ready.times == 1, 5000);
+    t_ok(ready.op.err.status, &ready.op.err);
+    return k;
+}
+
+static void pull_all(struct fl_loop *l, const struct link_ops *ops, struct link *k,
+                     const struct link_mem *from, const struct link_mem *to, uint64_t bytes)
+{
+    struct link_seg all = { .run_bytes = bytes, .rows = 1 };
+    struct wait w = wait_for();
+    uint64_t got[1][2] = { 0 }, want[2] = { 0 };
+
+    t_ok(ops->pull(k, from, to, &all, 1, got, &w.op, &err), &err);
+    t_until(l, w.times == 1, 10000);
+    t_ok(w.op.err.status, &w.op.err);
+    kernel_digest_add(want, to->addr, bytes, 0);
+    t_mem_eq(got[0], want, sizeof(want));
+}
+
+/* Memory mapped from chunks that somebody else made: no handle, no descriptor. It is said, and goes
+ * through the host. */
+static void p70_memory_that_cannot_be_exported(void **state)
+{
+    struct fl_loop *l;
+    struct link_dev *d;
+    struct gpu_chunk chunk;
+    struct link_mem foreign, to, view = { 0 };
+    struct link_key key = { 0 };
+    uint64_t addr;
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &l, &err), &err);
+    struct link_place p = place_of(0, true, true);
+    struct link *ipc = opened(l, &link_cuda_ipc, &p), *a = opened(l, &link_tcp, &p),
+                *b = opened(l, &link_tcp, &p);
+
+    t_ok(link_dev_get(devices[0].uuid, &d, &err), &err);
+    t_ok(d->gpu->chunk_create(d->g, 2 * MIB, &chunk, &err), &err);
+    t_ok(d->gpu->reserve(d->g, 2 * MIB, &addr, &err), &err);
+    t_ok(d->gpu->map(d->g, addr, &chunk, true, &err), &err);
+    t_ok(link_dev_foreign(devices[0].uuid, addr, 2 * MIB, &foreign, &err), &err);
+    memset(foreign.addr, 0x3c, 2 * MIB);
+    t_refused(link_cuda_ipc.share(ipc, &foreign, &key, &err), FL_UNSUPPORTED, &err);
+    t_has(err.text, "neither chunks nor a handle");
+    t_has(err.text, "through the host");
+    t_ok(link_dev_alloc(devices[0].uuid, 2 * MIB, &to, &err), &err);
+    t_ok(link_tcp.share(a, &foreign, &key, &err), &err);
+    t_ok(link_tcp.map(b, &key, false, &view, &err), &err);
+    pull_all(l, &link_tcp, b, &view, &to, 2 * MIB);
+    t_mem_eq(to.addr, foreign.addr, 2 * MIB);
+    link_tcp.unmap(b, &view);
+    link_tcp.close(a);
+    link_tcp.close(b);
+    link_cuda_ipc.close(ipc);
+    link_dev_free(&foreign);
+    link_dev_free(&to);
+    t_ok(d->gpu->unmap(d->g, addr, 2 * MIB, &err), &err);
+    d->gpu->unreserve(d->g, addr, 2 * MIB);
+    d->gpu->chunk_release(d->g, &chunk);
+    fl_loop_destroy(l);
+}
+
+/* ---- another process whose memory is a plain allocation ---- */
+struct exporter {
+    pid_t pid;
+    int fd;
+    struct link_key key;
+};
+
+static void exporter_main(int fd)
+{
+    struct link_place p = place_of(0, false, true); /* descriptors do not get through here */
+    struct link_mem mem;
+    struct link_key key = { 0 };
+    struct link_dev *d;
+    struct fl_loop *l;
+    uint64_t addr;
+    char any;
+
+    if (fl_loop_create(NULL, &l, NULL) != FL_OK)
+        _exit(1);
+    struct link *k = opened(l, &link_cuda_ipc, &p);
+
+    if (link_dev_get(devices[0].uuid, &d, NULL) != FL_OK ||
+        d->gpu->alloc(d->g, 2 * MIB, &addr, NULL) != FL_OK ||
+        link_dev_foreign(devices[0].uuid, addr, 2 * MIB, &mem, NULL) != FL_OK)
+        _exit(2);
+    memset(mem.addr, 0x5d, 2 * MIB);
+    if (link_cuda_ipc.share(k, &mem, &key, NULL) != FL_OK ||
+        write(fd, &key, sizeof(key)) != (ssize_t)sizeof(key))
+        _exit(3);
+    (void)!read(fd, &any, 1); /* until the test is over */
+    _exit(0);
+}
+
+/* Before this process has started a device: nothing of one survives a fork. */
+static struct exporter exporter_start(void)
+{
+    struct exporter x = { 0 };
+    int ends[2];
+
+    t_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    fflush(stdout);
+    x.pid = fork();
+    if (x.pid == 0) {
+        close(ends[0]);
+        exporter_main(ends[1]);
+    }
+    close(ends[1]);
+    x.fd = ends[0];
+    t_int_eq(recv(x.fd, &x.key, sizeof(x.key), MSG_WAITALL), sizeof(x.key));
+    return x;
+}
+static struct exporter other;
+
+static void p72_one_handle_is_opened_once(void **state)
+{
+    struct link_place p = place_of(0, true, true);
+    struct link_mem first = { 0 }, again = { 0 }, to;
+    unsigned before = dev_handles_opened();
+    struct fl_loop *l;
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &l, &err), &err);
+    struct link *k = opened(l, &link_cuda_ipc, &p);
+
+    t_ok(link_dev_alloc(devices[0].uuid, 2 * MIB, &to, &err), &err);
+    t_ok(link_cuda_ipc.map(k, &other.key, false, &first, &err), &err);
+    for (unsigned i = 0; i < 200; i++) { /* updates */
+        t_ok(link_cuda_ipc.map(k, &other.key, false, &again, &err), &err);
+        t_true(again.addr == first.addr, "mapped once more");
+        pull_all(l, &link_cuda_ipc, k, &again, &to, 2 * MIB);
+        link_cuda_ipc.unmap(k, &again);
+    }
+    t_int_eq(dev_handles_opened() - before, 1, "opened once, whatever comes");
+    t_int_eq(((unsigned char *)to.addr)[MIB], 0x5d);
+    link_cuda_ipc.unmap(k, &first);
+    link_dev_free(&to);
+    link_cuda_ipc.close(k);
+    fl_loop_destroy(l);
+}
+
+/* The probe has tried: what does not work between processes here is never tried by an update. */
+static void p73_what_the_probe_could_not_is_not_used(void **state)
+{
+    struct link_place good = place_of(0, true, true), no_fd = place_of(0, false, true),
+                      none = place_of(0, false, false);
+
+    (void)state;
+    t_true(link_cuda_ipc.reaches(&good, &good, NULL));
+    t_true(link_cuda_ipc.reaches(&no_fd, &good, NULL), "by handle");
+    t_true(!link_cuda_ipc.reaches(&none, &good, &err));
+    t_int_eq(err.status, FL_UNSUPPORTED);
+    t_has(err.text, "neither by descriptor nor by handle");
+    t_true(link_tcp.reaches(&none, &good, NULL), "the host's way is left");
+}
+
+static void p75_many_small_tensors_cost_one_launch(void **state)
+{
+    enum { N = 20000, EACH = 96 };
+    static struct link_seg segs[N];
+    static uint64_t digests[N][2];
+    struct link_place p = place_of(0, true, true);
+    struct link_mem from, to, view = { 0 };
+    struct link_key key = { 0 };
+    struct wait w = wait_for();
+    unsigned before = dev_handles_opened();
+    struct fl_loop *l;
+    uint64_t seed = 9;
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &l, &err), &err);
+    struct link *k = opened(l, &link_cuda_ipc, &p);
+
+    t_ok(link_dev_alloc(devices[0].uuid, N * EACH, &from, &err), &err);
+    t_ok(link_dev_alloc(devices[0].uuid, N * EACH, &to, &err), &err);
+    for (uint64_t i = 0; i < N * EACH / 8; i++)
+        ((uint64_t *)from.addr)[i] = t_random(&seed);
+    for (uint64_t i = 0; i < N; i++)
+        segs[i] = (struct link_seg){
+            .from_off = i * EACH, .to_off = (N - 1 - i) * EACH, .run_bytes = EACH, .rows = 1
+        };
+    t_ok(link_cuda_ipc.share(k, &from, &key, &err), &err);
+    t_ok(link_cuda_ipc.map(k, &key, false, &view, &err), &err);
+    t_ok(link_cuda_ipc.pull(k, &view, &to, segs, N, digests, &w.op, &err), &err);
+    t_until(l, w.times == 1, 10000);
+    t_ok(w.op.err.status, &w.op.err);
+    for (uint64_t i = 0; i < N; i++) {
+        uint64_t want[2] = { 0 };
+
+        kernel_digest_add(want, (char *)to.addr + segs[i].to_off, EACH, 0);
+        t_mem_eq(digests[i], want, sizeof(want), "tensor %u", (unsigned)i);
+        t_mem_eq((char *)to.addr + segs[i].to_off, (char *)from.addr + segs[i].from_off, EACH);
+    }
+    t_int_eq(dev_handles_opened(), before, "no handle at all: the slot was mapped");
+    link_cuda_ipc.unmap(k, &view);
+    link_cuda_ipc.close(k);
+    link_dev_free(&from);
+    link_dev_free(&to);
+    fl_loop_destroy(l);
+}
+
+static void p78_devices_are_named_never_counted(void **state)
+{
+    struct gpu_found found[2] = { { .info = devices[1], .opens = true, .fd_shares = true },
+                                  { .info = devices[0], .opens = true, .fd_shares = true } };
+    struct link_place p = { 0 };
+
+    (void)state; /* this process's view is 1,0: what counts is the name */
+    t_ok(link_place_device(&p, devices[0].uuid, found, 2, &err), &err);
+    t_str_eq(p.gpu_uuid, devices[0].uuid);
+    t_refused(link_place_device(&p, devices[2].uuid, found, 2, &err), FL_NOT_FOUND, &err);
+    t_has(err.text, devices[2].uuid);
+    t_has(err.text, devices[0].uuid);
+    t_has(err.text, devices[1].uuid);
+    t_str_eq(p.gpu_uuid, devices[0].uuid, "as it was");
+}
+
+static void p80_a_hidden_device_is_no_error(void **state)
+{
+    struct link_place a = place_of(0, true, true), b = place_of(1, true, true);
+
+    (void)state; /* each process sees its own alone */
+    t_true(!link_cuda_ipc.reaches(&a, &b, &err));
+    t_int_eq(err.status, FL_UNSUPPORTED);
+    t_has(err.text, "hidden");
+    t_has(err.text, devices[0].uuid);
+    t_true(link_nccl.reaches(&a, &b, &err), "%s", err.text);
+    t_true(link_tcp.reaches(&a, &b, NULL));
+    b.pid_ns++;
+    t_true(!link_cuda_ipc.reaches(&a, &b, &err));
+    t_has(err.text, "pid namespaces");
+}
+
+static uint64_t free_bytes(unsigned i)
+{
+    struct link_dev *d;
+    uint64_t left, all;
+
+    t_ok(link_dev_get(devices[i].uuid, &d, &err), &err);
+    t_ok(d->gpu->memory(d->g, &left, &all, &err), &err);
+    return left;
+}
+
+struct crossing {
+    struct link *k[2][3];
+    struct wait ready[2][3];
+};
+
+/* Two teams of three; each rank opens them in an order of its own. */
+static void p112_groups_may_be_joined_in_any_order(void **state)
+{
+    struct link_place p[3] = { place_of(0, true, true), place_of(1, true, true),
+                               place_of(2, true, true) };
+    uint64_t seed = 11;
+    struct fl_loop *l;
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &l, &err), &err);
+    for (unsigned run = 0; run < 8; run++) {
+        struct link_team team[2] = { { .members = p, .n = 3 }, { .members = p, .n = 3 } };
+        static struct crossing c;
+
+        c = (struct crossing){ 0 };
+        for (unsigned g = 0; g < 2; g++)
+            t_ok(link_nccl.ticket(team[g].ticket, &err), &err);
+        for (unsigned rank = 0; rank < 3; rank++)
+            for (unsigned i = 0, flip = (unsigned)(t_random(&seed) >> 60) & 1; i < 2; i++) {
+                unsigned g = i ^ flip;
+
+                team[g].self = rank;
+                c.ready[g][rank] = wait_for();
+                t_ok(link_nccl.open(l, &team[g], &c.k[g][rank], &c.ready[g][rank].op, &err), &err);
+                fl_loop_turn(l, (int)(t_random(&seed) >> 62));
+            }
+        for (unsigned g = 0; g < 2; g++)
+            for (unsigned rank = 0; rank < 3; rank++) {
+                t_until(l, c.ready[g][rank].times == 1, 10000);
+                t_ok(c.ready[g][rank].op.err.status, &c.ready[g][rank].op.err);
+            }
+        for (unsigned g = 0; g < 2; g++)
+            for (unsigned rank = 0; rank < 3; rank++)
+                link_nccl.close(c.k[g][rank]);
+    }
+    fl_loop_destroy(l);
+}
+
+static void p94_an_idle_communicator_holds_little(void **state)
+{
+    struct link_place p[2] = { place_of(0, true, true), place_of(1, true, true) };
+    struct link_team team = { .members = p, .n = 2 };
+    struct wait ready[2], w[2];
+    struct link *k[2];
+    struct link_mem mem[2];
+    /* apart in the source: through a stage */
+    struct link_seg rows = {
+        .run_bytes = 4096, .rows = 64, .from_step = 8192, .to_step = 4096, .byte_step = 4096
+    };
+    struct fl_loop *l;
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &l, &err), &err);
+    for (unsigned i = 0; i < 2; i++)
+        t_ok(link_dev_alloc(devices[i].uuid, MIB, &mem[i], &err), &err);
+    uint64_t before = free_bytes(0);
+
+    t_ok(link_nccl.ticket(team.ticket, &err), &err);
+    for (unsigned i = 0; i < 2; i++) {
+        team.self = i;
+        ready[i] = wait_for();
+        t_ok(link_nccl.open(l, &team, &k[i], &ready[i].op, &err), &err);
+    }
+    t_until(l, ready[0].times && ready[1].times, 10000);
+    for (unsigned i = 0; i < 2; i++) {
+        w[i] = wait_for();
+        t_ok(link_nccl.cast_segs(k[i], 0, &mem[i], &rows, 1, NULL, &w[i].op, &err), &err);
+    }
+    t_until(l, w[0].times && w[1].times, 10000);
+    t_true(before - free_bytes(0) >= 64 * MIB, "a stage, while casts are under way");
+    t_until(l, before - free_bytes(0) < 50 * MIB, 6000);
+    for (unsigned i = 0; i < 2; i++)
+        link_nccl.close(k[i]);
+    for (unsigned i = 0; i < 2; i++)
+        link_dev_free(&mem[i]);
+    fl_loop_destroy(l);
+}
+
+/* More chunks than descriptors in a message: several keys, and one refused in the middle leaves
+ * nothing. */
+static void many_chunks_take_several_keys(void **state)
+{
+    enum { CHUNKS = 150, EACH = 2 * MIB };
+    struct link_place p = place_of(0, true, true);
+    struct gpu_chunk chunks[CHUNKS];
+    int fds[CHUNKS];
+    struct link_pages pages = { .magic = LINK_PAGES, .n_chunks = CHUNKS, .fds = fds };
+    struct link_mem mem = { .bytes = (uint64_t)CHUNKS * EACH - 77,
+                            .chunk_bytes = EACH,
+                            .on_device = true,
+                            .impl = &pages };
+    struct link_mem view = { 0 };
+    struct link_key keys[3] = { 0 };
+    struct link_dev *d;
+    struct fl_loop *l;
+    uint64_t addr;
+
+    (void)state;
+    fl_copy(pages.uuid, sizeof(pages.uuid), devices[0].uuid);
+    t_ok(fl_loop_create(NULL, &l, &err), &err);
+    struct link *k = opened(l, &link_cuda_ipc, &p);
+
+    t_ok(link_dev_get(devices[0].uuid, &d, &err), &err);
+    t_ok(d->gpu->reserve(d->g, (uint64_t)CHUNKS * EACH, &addr, &err), &err);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        t_ok(d->gpu->chunk_create(d->g, EACH, &chunks[i], &err), &err);
+        t_ok(d->gpu->map(d->g, addr + (uint64_t)i * EACH, &chunks[i], true, &err), &err);
+        t_ok(d->gpu->chunk_export(d->g, &chunks[i], &fds[i], &err), &err);
+        *(uint64_t *)(uintptr_t)(addr + (uint64_t)i * EACH) = i + 1;
+    }
+    mem.addr = (void *)(uintptr_t)addr;
+    for (unsigned i = 0; i < 3; i++) {
+        keys[i].part = i;
+        t_ok(link_cuda_ipc.share(k, &mem, &keys[i], &err), &err);
+        t_int_eq(keys[i].parts, 3);
+        t_int_eq(keys[i].n_fds, i < 2 ? 64 : 22);
+    }
+    t_ok(link_cuda_ipc.map(k, &keys[0], false, &view, &err), &err);
+    t_refused(link_cuda_ipc.map(k, &keys[2], false, &view, &err), FL_CORRUPT, &err);
+    t_true(view.impl == NULL, "nothing half done is left");
+    for (unsigned i = 0; i < 3; i++)
+        t_ok(link_cuda_ipc.map(k, &keys[i], false, &view, &err), &err);
+    t_int_eq(view.bytes, mem.bytes);
+    for (unsigned i = 0; i < CHUNKS; i++)
+        t_int_eq(*(uint64_t *)((char *)view.addr + (uint64_t)i * EACH), i + 1);
+    link_cuda_ipc.unmap(k, &view);
+    link_cuda_ipc.close(k);
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        t_ok(d->gpu->unmap(d->g, addr + (uint64_t)i * EACH, EACH, &err), &err);
+        close(fds[i]);
+        d->gpu->chunk_release(d->g, &chunks[i]);
+    }
+    d->gpu->unreserve(d->g, addr, (uint64_t)CHUNKS * EACH);
+    fl_loop_destroy(l);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(p70_memory_that_cannot_be_exported),
+        cmocka_unit_test(p72_one_handle_is_opened_once),
+        cmocka_unit_test(p73_what_the_probe_could_not_is_not_used),
+        cmocka_unit_test(p75_many_small_tensors_cost_one_launch),
+        cmocka_unit_test(p78_devices_are_named_never_counted),
+        cmocka_unit_test(p80_a_hidden_device_is_no_error),
+        cmocka_unit_test(p94_an_idle_communicator_holds_little),
+        cmocka_unit_test(p112_groups_may_be_joined_in_any_order),
+        cmocka_unit_test(many_chunks_take_several_keys),
+    };
+    const struct gpu_ops *gpu;
+    size_t n = DEVICES;
+
+    if (gpu_pick(&gpu, NULL) != FL_OK || gpu->list(devices, &n, NULL) != FL_OK || n != DEVICES)
+        return 1;
+    other = exporter_start();
+    int rc = t_run("pain", tests);
+
+    close(other.fd);
+    waitpid(other.pid, NULL, 0);
+    return rc;
+}
