@@ -123,9 +123,9 @@ static void write_it(struct fl_work *w)
 {
     struct package_put *put = container_of(w, struct package_put, work);
 
-    w->st = FL_FAULT("package.write")
-                ? fl_fail(&put->err, FL_EXHAUSTED, "package %s: no room", put->name)
-                : fl_file_write(put->path, 0600, put->data, put->len, &put->err);
+    put->got = FL_FAULT("package.write")
+                   ? fl_fail(&put->err, FL_EXHAUSTED, "package %s: no room", put->name)
+                   : fl_file_write(put->path, 0600, put->data, put->len, &put->err);
 }
 
 static void written(struct fl_work *w, enum fl_status st)
@@ -134,7 +134,7 @@ static void written(struct fl_work *w, enum fl_status st)
 
     if (st != FL_OK)
         fl_fail(&put->err, st, "package %s was not written", put->name);
-    else if ((st = w->st) == FL_OK && put->of) {
+    else if ((st = put->got) == FL_OK && put->of) {
         add(put->of, put->name, put->len);
         fl_info("package stored name=%s bytes=%zu", put->name, put->len);
     }

@@ -34,6 +34,7 @@ struct package_put {
     char name[PACKAGE_NAME_MAX + 1], path[1024];
     char *data;
     size_t len;
+    enum fl_status got; /* of the work */
     struct fl_err err;
     void (*done)(struct package_put *put, enum fl_status st, const struct fl_err *err);
     void *arg;

@@ -368,6 +368,13 @@ def packages(client):
         http("package: put", "PUT", f"/api/packages/gcs/{pkg}", raw)
         http("package: known", "GET", f"/api/packages/gcs/{pkg}")
         http("package: put again", "PUT", f"/api/packages/gcs/{pkg}", raw)
+        bad = pkg.replace("_ray_pkg_", "_ray_pkg_f")
+        NAMES[bad] = "<damaged>"
+        http("package: put, no zip", "PUT", f"/api/packages/gcs/{bad}", b"this is no archive")
+        job = client.submit_job(entrypoint="true", submission_id=name("damaged"), runtime_env={"working_dir": f"gcs://{bad}"})
+        say("packages: damaged", wait(client, job))
+        i = client.get_job_info(job)
+        say("packages: damaged: info", [i.error_type, i.driver_exit_code, i.message.startswith("runtime_env setup failed: ")])
         http("package: one part", "GET", "/api/packages/x")
         http("package: too large", "PUT", "/api/packages/gcs/_ray_pkg_ffffffffffffffff.zip", b"\0" * (101 << 20), only=lambda b: "text")
         http("package: another ending", "PUT", "/api/packages/gcs/_ray_pkg_ffffffffffffffff.txt", b"x", only=lambda b: "text")

@@ -303,6 +303,35 @@ static void an_ended_job_can_be_deleted(void **unused)
     web_end(&w);
 }
 
+static void a_job_that_never_starts_is_given_up(void **unused)
+{
+    struct rig r;
+    struct fake a;
+    Fl__Amount gpu = FL__AMOUNT__INIT;
+    const Fl__Amount *wants = &gpu;
+    struct job_ask ask = { .entrypoint = "x", .submission_id = "late", .wants = &wants, .n_wants = 1 };
+    char id[64];
+
+    (void)unused;
+    rig_start(&r, "startlate", NULL);
+    fake_up(&a, &r, "a", "10.0.0.1", 0);
+    gpu.name = "GPU";
+    gpu.e4 = 10000;
+    r.head->job_start_s = 5;
+    t_int_eq(job_submit(r.head, &ask, NULL, id, NULL), FL_OK);
+    rig_pass(&r, 4000);
+    rig_turns(&r, 10);
+    t_int_eq(job_named(r.head, "late")->rec->status, FL__JOB_STATUS__JOB_PENDING);
+    rig_pass(&r, 1100);
+    UNTIL(&r, job_over(job_named(r.head, "late")));
+    const Fl__JobRec *rec = job_named(r.head, "late")->rec;
+    t_int_eq(rec->status, FL__JOB_STATUS__JOB_FAILED);
+    t_str_eq(rec->error_type, "JOB_SUPERVISOR_ACTOR_START_TIMEOUT");
+    t_true(strstr(rec->message, "failed to start within 5 seconds.") != NULL, "%s", rec->message);
+    fake_down(&a);
+    rig_end(&r);
+}
+
 /* ---- who may ask ---- */
 
 static void browsers_change_nothing(void **unused)
@@ -413,6 +442,7 @@ int main(void)
         cmocka_unit_test(a_head_that_ends_closes_its_followers),
         cmocka_unit_test(packages_are_kept_and_given),
         cmocka_unit_test(an_ended_job_can_be_deleted),
+        cmocka_unit_test(a_job_that_never_starts_is_given_up),
         cmocka_unit_test(browsers_change_nothing),
         cmocka_unit_test(rays_token_is_asked_where_it_is_on),
         cmocka_unit_test(lists_take_filters),

@@ -30,6 +30,7 @@ struct package { /* on its way */
     struct call_op op;
     struct fl_timer again;
     struct fl_work work;
+    enum fl_status got; /* of the work */
     struct fl_err err;
 };
 struct wait { /* a start that waits for packages */
@@ -210,14 +211,14 @@ static void unpack(struct fl_work *work)
     static const struct unpack_limits limits = UNPACK_LIMITS;
     struct package *k = container_of(work, struct package, work);
 
-    work->st = fl_tree_remove(k->fresh, &k->err);
-    if (work->st == FL_OK)
-        work->st = fl_mkdirs(k->fresh, &k->err);
-    if (work->st == FL_OK)
-        work->st = unpack_zip(k->part, k->fresh, &limits, &k->err);
-    if (work->st == FL_OK && rename(k->fresh, k->path) < 0)
-        work->st = fl_fail_errno(&k->err, "rename %s", k->fresh);
-    if (work->st != FL_OK)
+    k->got = fl_tree_remove(k->fresh, &k->err);
+    if (k->got == FL_OK)
+        k->got = fl_mkdirs(k->fresh, &k->err);
+    if (k->got == FL_OK)
+        k->got = unpack_zip(k->part, k->fresh, &limits, &k->err);
+    if (k->got == FL_OK && rename(k->fresh, k->path) < 0)
+        k->got = fl_fail_errno(&k->err, "rename %s", k->fresh);
+    if (k->got != FL_OK)
         (void)fl_tree_remove(k->fresh, NULL);
 }
 
@@ -234,7 +235,7 @@ static void unpacked(struct fl_work *work, enum fl_status st)
     if (st != FL_OK)
         fl_fail(&k->err, st, "not unpacked");
     else
-        st = work->st;
+        st = k->got;
     if (st != FL_OK) {
         struct fl_err err = k->err;
 
