@@ -25,6 +25,7 @@ ROWS = {
     "furlong-driver": ([], "client.seat", {}),
     "furlong-trainer": (LAUNCHED, "client.seat", {}),
     "furlong-rollout": (LAUNCHED, "client.seat", {}),
+    "furlong-sglang": (["--sglang-url=http://127.0.0.1:9"], "client.seat", {}),
     "example-trainer": ([], "client.seat", {}),
     "example-engine": ([], "client.seat", {}),
 }

@@ -1,6 +1,4 @@
-/* what people met with weights on devices, by the names that the list of those cases gives them
- *
- * On the fake; P72, P73 and P80 between two processes. */
+/* what people met with weights on devices, on the fake; some of it between two processes */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>

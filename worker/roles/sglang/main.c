@@ -15,9 +15,11 @@ int main(int argc, char **argv)
         return rc;
     /* launchers run `pkill -9 sglang` before they start: this process is not what they mean */
     (void)prctl(PR_SET_NAME, "furlong-engine"); /* cannot fail with a text */
-    st = fl_fault_env(&err);
-    if (st == FL_OK)
-        st = adapter_run(&a, &err);
+    if (fl_fault_env(&err) != FL_OK) {
+        fprintf(stderr, "furlong-sglang: %s\n", err.text);
+        return 2;
+    }
+    st = adapter_run(&a, &err);
     if (st != FL_OK)
         fprintf(stderr, "furlong-sglang: %s\n", err.text);
     return st == FL_OK ? 0 : 1;
