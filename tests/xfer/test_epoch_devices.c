@@ -5,7 +5,7 @@
 #include "tests/xfer/epoch_rig.h"
 #include "transport/link/dev.h"
 
-static void every_mode_brings_the_same(void **state)
+static void p114_every_mode_brings_the_same(void **state)
 {
     static const enum xfer_mode modes[] = { XFER_COPY, XFER_SHARE, XFER_P2P, XFER_AUTO };
     struct rig r;
@@ -67,7 +67,7 @@ static void addresses_stay(void **state)
 }
 
 /* A device without room for a second slot: the old version serves, and the way out is said. */
-static void no_room_keeps_the_old_version(void **state)
+static void p76_no_room_keeps_the_old_version(void **state)
 {
     struct rig_opts o = { .n_sources = 1, .n_engines = 1 };
     struct rig r;
@@ -85,6 +85,51 @@ static void no_room_keeps_the_old_version(void **state)
     rig_check_all_serve(&r, 1);
     t_ok(rig_update(&r, XFER_COPY, 2), &r.err);
     rig_check_all_serve(&r, 2);
+    rig_fini(&r);
+}
+
+static uint64_t memory_left(void)
+{
+    struct gpu_info all[3];
+    size_t n = FL_LEN(all);
+    uint64_t sum = 0;
+    const struct gpu_ops *gpu;
+
+    t_ok(gpu_pick(&gpu, NULL), NULL);
+    t_ok(gpu->list(all, &n, NULL), NULL);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t left, total;
+        struct gpu *g;
+
+        t_ok(gpu->open(all[i].uuid, &g, NULL), NULL);
+        t_ok(gpu->memory(g, &left, &total, NULL), NULL);
+        gpu->close(g);
+        sum += left;
+    }
+    return sum;
+}
+
+static void p74_memory_is_flat_over_100_updates(void **state)
+{
+    struct rig_opts o = { .n_sources = 1, .n_engines = 2 };
+    uint64_t left = 0;
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &o);
+    for (uint64_t v = 1; v <= 50; v++)
+        for (unsigned again = 0; again < 2; again++) {
+            if (again)
+                t_ok(rig_begin(&r, v, 60000), &r.err);
+            if (again)
+                rig_publish(&r, v);
+            else
+                rig_next(&r, v);
+            t_ok(rig_update(&r, XFER_COPY, v), &r.err);
+            if (v == 2)
+                left = memory_left();
+        }
+    t_int_eq(memory_left(), left, "bytes of all devices");
     rig_fini(&r);
 }
 
@@ -107,7 +152,7 @@ static void broadcast_goes_by_nccl(void **state)
 
 /* One of three falls silent in the middle of a broadcast: the other pulls what it lacks, in the
  * same epoch. */
-static void a_broken_broadcast_is_pulled(void **state)
+static void p82_a_broken_broadcast_is_pulled(void **state)
 {
     struct rig_opts o = { .n_sources = 1, .n_engines = 2, .real_clock = true, .check_equal = true };
     struct xfer_request q = { .target = { .number = 2 },
@@ -146,13 +191,14 @@ static void a_broken_broadcast_is_pulled(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mode_brings_the_same),
+        cmocka_unit_test(p114_every_mode_brings_the_same),
         cmocka_unit_test(shards_meet),
         cmocka_unit_test(addresses_stay),
-        cmocka_unit_test(no_room_keeps_the_old_version),
+        cmocka_unit_test(p76_no_room_keeps_the_old_version),
+        cmocka_unit_test(p74_memory_is_flat_over_100_updates),
         cmocka_unit_test(
             broadcast_goes_by_nccl), /* not on one: NCCL has no two ranks on a device */
-        cmocka_unit_test(a_broken_broadcast_is_pulled), /* wants three */
+        cmocka_unit_test(p82_a_broken_broadcast_is_pulled), /* wants three */
     };
     unsigned last = strcmp(rig_devices(), "same") == 0  ? 2
                     : strcmp(rig_devices(), "two") == 0 ? 1

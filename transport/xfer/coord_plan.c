@@ -15,9 +15,16 @@ static int by_name(const void *a, const void *b)
 
 static struct co_tensor *tensor_of(struct xfer_coord *c, const char *name)
 {
-    struct co_tensor key = { .name = name };
+    struct co_tensor key = { .name = name }, *at;
+    size_t next = c->last_tensor + 1 < c->n_tensors ? c->last_tensor + 1 : 0;
 
-    return c->n_tensors ? bsearch(&key, c->tensors, c->n_tensors, sizeof(key), by_name) : NULL;
+    if (c->n_tensors && strcmp(c->tensors[next].name, name) == 0) { /* asked for in order, mostly */
+        c->last_tensor = next;
+        return &c->tensors[next];
+    }
+    at = c->n_tensors ? bsearch(&key, c->tensors, c->n_tensors, sizeof(key), by_name) : NULL;
+    c->last_tensor = at ? (size_t)(at - c->tensors) : 0;
+    return at;
 }
 
 /* The names of all givers' tensors, sorted, each once. They are borrowed from the manifests. */

@@ -90,6 +90,7 @@ struct xfer_coord {
     uint64_t question[2];
     struct xfer_version target;
     struct co_tensor *tensors; /* sorted by name */
+    size_t last_tensor; /* the one that was looked up last */
     size_t n_tensors;
     uint64_t (*expect)[2];     /* by the plan's tensors */
     unsigned n_takers, n_there; /* parties that take; that have the target already */

@@ -17,12 +17,17 @@ const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem)
     return NULL;
 }
 
-static bool edge_needs_mem(const struct take_edge *te, uint32_t mem)
+/* The first memory of the giver, from that one on, of which the edge reads; NO_MEM: none. */
+#define NO_MEM SIZE_MAX
+static size_t needed_mem(const struct take_edge *te, size_t from)
 {
+    const struct xfer_bucket *b = &te->take->o.part->buckets[te->e->first_bucket];
+    size_t best = NO_MEM;
+
     for (uint32_t i = 0; i < te->e->n_buckets; i++)
-        if (te->take->o.part->buckets[te->e->first_bucket + i].from_mem == mem)
-            return true;
-    return false;
+        if (b[i].from_mem >= from && b[i].from_mem < best)
+            best = b[i].from_mem;
+    return best;
 }
 
 void take_begin_call(struct take *t, Fl__XferEpoch *epoch, struct call_args *a)
@@ -199,9 +204,8 @@ void take_next_key(struct take_edge *te)
 {
     struct take *t = te->take;
 
-    while (te->next_parcel <= UINT16_MAX && !edge_needs_mem(te, (uint32_t)te->next_parcel))
-        te->next_parcel++;
-    if (te->next_parcel > UINT16_MAX) { /* all are mapped */
+    te->next_parcel = needed_mem(te, te->next_parcel);
+    if (te->next_parcel == NO_MEM) { /* all are mapped */
         te->started = true;
         if (t->o.part->mode == XFER_SHARE)
             share_done(te);
