@@ -24,7 +24,7 @@ import fields  # noqa: beside this file
 
 ROWS, WORDS = 16384, 128
 FAULTS = {"die", "hang", "500", "no-json", "not-what-was-asked", "version", "abort", "slow-start", "never-healthy",
-          "die-at-start", "loader-fails", "no-loader-rank", "disk-refused", "die-in-update", "deaf", "old-release"}
+          "die-at-start", "loader-fails", "no-loader-rank", "disk-refused", "die-in-update", "deaf", "old-release", "no-group"}
 MASK = (1 << 64) - 1
 
 
@@ -74,6 +74,7 @@ class Server:
         self.model = Model(args.model_path)
         self.model_path = args.model_path
         self.generated = self.updated = self.running = 0
+        self.groups = {}
         self.out, self.since = set(), time.monotonic()
         self.steps = threading.Condition()  # paused, and who waits for the next step
         self.paused = False
@@ -230,6 +231,32 @@ class Server:
             return 200, {"success": True, "message": "Success"}
         return self.updating(ask, how)
 
+    def group_init(self, ask):
+        from sglang.srt.utils import init_custom_process_group
+
+        if self.fault == "no-group":
+            return 400, {"success": False, "message": "Failed to initialize custom process group: NCCL version mismatch."}
+        self.groups[ask["group_name"]] = init_custom_process_group(
+            ask["backend"], f"tcp://{ask['master_address']}:{ask['master_port']}", ask["world_size"], ask["rank_offset"],
+            ask["group_name"])
+        return 200, {"success": True, "message": "Succeeded to initialize custom process group."}
+
+    def group_destroy(self, ask):
+        ok = self.groups.pop(ask["group_name"], None)
+        return (200 if ok else 400), {"success": bool(ok), "message": "The group to be destroyed does not exist."}
+
+    def from_group(self, ask):
+        import torch
+
+        def how():
+            named = []
+            for name, dtype, shape in zip(ask["names"], ask["dtypes"], ask["shapes"]):
+                named.append((name, torch.empty(shape, dtype=getattr(torch, dtype))))
+                torch.distributed.broadcast(named[-1][1], src=0, group=self.groups[ask["group_name"]], async_op=True).wait()
+            self.model.load_weights(named)
+            return 200, {"success": True, "message": "Succeeded to update parameter online."}
+        return self.updating(ask, how)
+
     def model_info(self, _):
         if self.fault == "deaf" and self.generated:
             time.sleep(3600)
@@ -252,7 +279,8 @@ class Server:
                 "/release_memory_occupation": lambda a: self.move(a, True),
                 "/resume_memory_occupation": lambda a: self.move(a, False),
                 "/update_weights_from_disk": self.from_disk, "/update_weights_from_tensor": self.from_tensor,
-                "/flush_cache": self.flush, "/model_info": self.model_info, "/server_info": self.server_info,
+                "/init_weights_update_group": self.group_init, "/destroy_weights_update_group": self.group_destroy,
+                "/update_weights_from_distributed": self.from_group, "/flush_cache": self.flush, "/model_info": self.model_info, "/server_info": self.server_info,
                 "/health": self.health}
 
     def answer(self, path, ask):
@@ -303,13 +331,15 @@ def main():
     p.add_argument("--enable-memory-saver", action="store_true")
     p.add_argument("--custom-weight-loader", nargs="*", default=[])
     p.add_argument("--fault")
+    p.add_argument("--alone", action="store_true")
     p.add_argument("--notes")
     p.add_argument("--step-s", type=float, default=0)
     args = p.parse_args()
     if args.fault == "die-at-start":
         sys.exit("ValueError: The memory capacity is unbalanced.")
     # as SGLang's schedulers: a process in a session of its own
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+    if not args.alone:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
     http_server = Http((args.host, args.port), Handler)
     http_server.house = Server(args)
     print(f"stand-in pid={os.getpid()} port={http_server.server_port}", flush=True)

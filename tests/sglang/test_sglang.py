@@ -3,6 +3,7 @@ of the weights, and each fault as a user sees it."""
 import json
 import os
 import struct
+import subprocess
 import sys
 
 sys.path.insert(0, os.environ["FURLONG_HARNESS_DIR"])
@@ -90,6 +91,42 @@ def test_weights_by_disk():
         assert all(n["flush_cache"] and "weight_v" in n["model_path"] for n in disk), disk
 
 
+GROUP = f"--sglang-group-cmd=\"{sys.executable} -m furlong_sglang.group\""
+
+
+def test_weights_by_a_group():
+    with place() as p:
+        p.env["FURLONG_SGLANG_BACKEND"] = "gloo"
+        r = run(p, "--sglang-weights=group", GROUP)
+        r.go()
+        whole(p, r)
+        assert paths(p).count("/init_weights_update_group") == 1, "made once"
+        assert paths(p).count("/update_weights_from_distributed") >= 2 and "/update_weights_from_disk" not in paths(p), paths(p)
+
+
+def test_attached():
+    """A server of somebody else's: with the adapter's socket in its environment, and without; it runs on."""
+    for name, way in {"with the socket": "/update_weights_from_tensor", "without": "/update_weights_from_disk"}.items():
+        with place() as p, saying(name):
+            socket = f"@furlong-test-{os.getpid()}"
+            env = {**os.environ, "PYTHONPATH": f"{HERE}/fake:{HERE}/../../python"}
+            env.pop("FURLONG_SGLANG_SOCKET", None)
+            if name == "with the socket":
+                env["FURLONG_SGLANG_SOCKET"] = socket
+            server = subprocess.Popen(stand_in(p, "--port=0 --alone --custom-weight-loader furlong_sglang.load").split(), env=env,
+                                      stdout=subprocess.PIPE, text=True, start_new_session=True)
+            try:
+                port = server.stdout.readline().strip().rpartition("port=")[2]
+                cmd = f"{BIN}/furlong-sglang --sglang-url=http://127.0.0.1:{port}/ --sglang-socket={socket}"
+                r = Run(p, f"--trainer-cmd={BIN}/example-trainer", f"--rollout-cmd={cmd}", *SMALL)
+                r.go()
+                whole(p, r)
+                assert way in paths(p) and server.poll() is None, paths(p)
+            finally:
+                os.killpg(server.pid, 9)
+                server.communicate()
+
+
 def test_one_slot_and_colocated():
     for name, flags in {"one slot": ["--update-weight-slots=1"], "colocated": ["--colocate"]}.items():
         with place() as p, saying(name):
@@ -103,14 +140,21 @@ def test_one_slot_and_colocated():
 
 
 def test_fallbacks_are_said():
-    for fault, why in {"loader-fails": "shape of lm_head.weight", "no-loader-rank": "0 of 1 ranks"}.items():
+    rows = {  # fault: the way that is given up, why, the one that is taken
+        "loader-fails": ("loader", "/update_weights_from_tensor", "shape of lm_head.weight", "/update_weights_from_disk", []),
+        "no-loader-rank": ("loader", "/update_weights_from_tensor", "0 of 1 ranks", "/update_weights_from_distributed", [GROUP]),
+        "no-group": ("group", "/init_weights_update_group", "NCCL version mismatch", "/update_weights_from_disk",
+                     ["--sglang-group-cmd=\"exec cat <&3 >&3\""]),
+    }
+    for fault, (way, path, why, then, flags) in rows.items():
         with place() as p, saying(fault):
-            r = run(p, server=[f"--fault={fault}"])
+            p.env["FURLONG_SGLANG_BACKEND"] = "gloo"
+            r = run(p, *flags, server=[f"--fault={fault}", *(["--custom-weight-loader"] if way == "group" else [])])
             r.go()
             whole(p, r)
             text = log(p, r)
-            assert text.count("weights go by loader no more") == 1 and why in text, text
-            assert paths(p).count("/update_weights_from_tensor") == 1 and "/update_weights_from_disk" in paths(p), paths(p)
+            assert text.count(f"weights go by {way} no more") == 1 and why in text, text
+            assert paths(p).count(path) == 1 and then in paths(p), paths(p)
 
 
 def test_an_older_release():
