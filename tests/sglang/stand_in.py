@@ -114,6 +114,8 @@ class Server:
                     if left < 0:
                         word = w
                         break
+            if at == n and self.args.step_s:
+                self.note(["began", prompt])
             tokens.append(word)
             logprobs.append([math.log(max(p[word], 1e-30)), word, None])
             if not spans or spans[-1]["version"] != version:
@@ -149,13 +151,14 @@ class Server:
                 assert set(p) <= fields.SAMPLING, f"sampling_params {set(p) - fields.SAMPLING}"
             if self.strikes("die", nth):
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.strikes("hang", nth):
+            if self.strikes("hang", nth) or self.strikes("deaf", nth):
                 time.sleep(3600)
             if self.strikes("500", nth):
                 return 500, {"error": {"message": "CUDA error: an illegal memory access was encountered"}}
             if self.strikes("no-json", nth):
                 return 200, b"<html>502 Bad Gateway</html>"
             made = [self.one(p, q, ask) for p, q in zip(prompts, params)]
+            self.note(["spans", max(len(m["meta_info"].get("weight_versions", [0])) for m in made)])
             if self.strikes("not-what-was-asked", nth):
                 made.pop()
             if self.strikes("version", nth):
@@ -342,7 +345,8 @@ def main():
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
     http_server = Http((args.host, args.port), Handler)
     http_server.house = Server(args)
-    print(f"stand-in pid={os.getpid()} port={http_server.server_port}", flush=True)
+    if not args.port:
+        print(f"stand-in pid={os.getpid()} port={http_server.server_port}", flush=True)
     http_server.serve_forever()
 
 

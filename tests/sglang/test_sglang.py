@@ -12,17 +12,17 @@ from harness import BIN, place, saying, wait_for  # noqa
 from runs import Run  # noqa
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SMALL = ["--num-rollout=2", "--rollout-batch-size=4", "--n-samples-per-prompt=2", "--seed=3", "--rollout-max-response-len=2"]
+SMALL = ["--num-rollout=2", "--rollout-batch-size=4", "--n-samples-per-prompt=64", "--seed=4", "--rollout-max-response-len=1"]
 
 
 def model(p):
-    """A folder as SGLang has it: config, tokenizer, and the zeros that the trainer begins with."""
+    """A folder as SGLang has it: config, and weights that are not the trainer's, so that an engine that was not updated is seen."""
     d = f"{p.root}/model"
     os.makedirs(d, exist_ok=True)
     head = json.dumps({"policy.table": {"dtype": "F32", "shape": [16384, 128], "data_offsets": [0, 16384 * 128 * 4]}}).encode()
     head += b" " * (-len(head) % 8)
     with open(f"{d}/model.safetensors", "wb") as f:
-        f.write(struct.pack("<Q", len(head)) + head + bytes(16384 * 128 * 4))
+        f.write(struct.pack("<Q", len(head)) + head + struct.pack("<128f", *(i % 13 * 0.5 for i in range(128))) * 16384)
     with open(f"{d}/config.json", "w", encoding="utf-8") as f:
         json.dump({"architectures": ["Table"]}, f)
     return d
@@ -63,6 +63,8 @@ def whole(p, r):
     steps = r.steps()
     assert len(steps) == 2, (steps, log(p, r))
     assert all(s["train_rollout_logprob_abs_diff"] < 1e-4 for s in steps), steps
+    updates = {n[1]["weight_version"] for n in notes(p) if isinstance(n[1], dict) and "weight_version" in n[1]}
+    assert len({v.split(":")[1] for v in updates}) > 1, ("the trainer learned nothing: another --seed", updates)
     broken = [n for n in notes(p) if n[0] == "broken"]
     assert not broken, broken
     assert p.left_behind() == []
@@ -180,7 +182,7 @@ def test_it_comes_back():
         "die:2": ("ended by signal 9", 1),
         "500:2": ("illegal memory access", 1),
         "no-json:2": ("is no JSON", 1),
-        "not-what-was-asked:2": ("7 samples", 1),
+        "not-what-was-asked:2": ("255 samples", 1),
         "die-in-update:2": ("exit code 3", 1),
     }
     for fault, (why, restarts) in rows.items():
