@@ -195,6 +195,19 @@ def test_it_comes_back():
             assert p.left_behind() == []
 
 
+def test_every_place_that_can_fail():
+    """Each fails once; the run goes on by the next attempt, another try, or another way."""
+    for point in ("spawn", "thread", "body", "head", "commit", "group"):
+        with place() as p, saying(point):
+            os.makedirs(f"{p.root}/faults")
+            p.env["FURLONG_SGLANG_BACKEND"] = "gloo"
+            r = run(p, *([GROUP] if point == "group" else []), server=["--custom-weight-loader"] if point == "group" else [])
+            r.env = {"FURLONG_FAULT": f"sglang.{point}:{1 if point != 'body' else 2}=fail", "FURLONG_FAULT_DIR": f"{p.root}/faults"}
+            r.go()
+            assert len(r.steps()) == 2 and p.left_behind() == [], (r.steps(), log(p, r))
+            assert os.listdir(f"{p.root}/faults"), "the place was not met"
+
+
 def test_it_does_not_come_back():
     rows = {  # fault: what the command says, flags of the adapter
         "die-at-start": ("exit code 1", []),
