@@ -25,7 +25,7 @@ ROWS = {
     "furlong-driver": ([], "client.seat", {}),
     "furlong-trainer": (LAUNCHED, "client.seat", {}),
     "furlong-rollout": (LAUNCHED, "client.seat", {}),
-    "furlong-sglang": (["--sglang-url=http://127.0.0.1:9"], "client.seat", {}),
+    "furlong-sglang": (["--sglang-cmd=true"], "sglang.spawn", {}),
     "example-trainer": ([], "client.seat", {}),
     "example-engine": ([], "client.seat", {}),
 }
