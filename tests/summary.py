@@ -1,7 +1,9 @@
 """summary.py BROKEN LOG... - adds up meson's test logs; the last line is 'N passed, N failed, N skipped'.
+summary.py --failed LOG - the names of the programs that failed in it, one a line.
 
 A test that speaks TAP counts each of its cases, any other counts as one. BROKEN builds count as failures.
-Exit code 1 when anything failed or nothing ran."""
+LOG may be FIRST,AGAIN: what AGAIN holds was run once more, alone, since it had failed in FIRST; it counts as it came out
+then, and is named as unsteady if it passed. Exit code 1 when anything failed or nothing ran."""
 import json
 import re
 import sys
@@ -26,17 +28,33 @@ def cases(entry):
     return passed, failed, skipped
 
 
+def entries(path):
+    with open(path, encoding="utf-8") as log:
+        return [json.loads(line) for line in log]
+
+
+def runs(paths):
+    """The entries of FIRST[,AGAIN], the later one of each name; and the names that came out well only then."""
+    first, *again = (entries(p) for p in paths.split(","))
+    later = {e["name"]: e for e in (again[0] if again else [])}
+    unsteady = [name for name, e in later.items() if not cases(e)[1]]
+    return [later.get(e["name"], e) for e in first], unsteady
+
+
 def main():
-    passed, failed, skipped = 0, ["a build"] * int(sys.argv[1]), []
-    for path in sys.argv[2:]:
-        with open(path, encoding="utf-8") as log:
-            for line in log:
-                entry = json.loads(line)
-                p, f, s = cases(entry)
-                passed += p
-                failed += [f"{entry['name']}: {x}" for x in f]
-                skipped += [f"{entry['name']}: {x}" for x in s]
-    for title, names in (("failed", failed), ("skipped", skipped)):
+    if sys.argv[1] == "--failed":
+        print("\n".join(e["name"].rsplit(" / ", 1)[-1] for e in entries(sys.argv[2]) if cases(e)[1]))
+        return 0
+    passed, failed, skipped, unsteady = 0, ["a build"] * int(sys.argv[1]), [], []
+    for paths in sys.argv[2:]:
+        found, shaky = runs(paths)
+        unsteady += shaky
+        for entry in found:
+            p, f, s = cases(entry)
+            passed += p
+            failed += [f"{entry['name']}: {x}" for x in f]
+            skipped += [f"{entry['name']}: {x}" for x in s]
+    for title, names in (("failed", failed), ("unsteady", unsteady), ("skipped", skipped)):
         for name in names:
             print(f"{title}: {name}")
     print(f"{passed} passed, {len(failed)} failed, {len(skipped)} skipped")
