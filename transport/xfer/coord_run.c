@@ -15,6 +15,13 @@
 
 static void ask_wait(struct co_member *m);
 
+/* A fill that cannot be now is tried again later, as a whole. Held until its deadline it would keep a begin from
+ * being granted, and what the engine waits for (its weights' memory back) may come after that begin. */
+static bool fills(const struct xfer_coord *c)
+{
+    return c->req.kind == XFER_FILL;
+}
+
 static void heard_verify(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
                          const struct fl_err *err)
 {
@@ -130,7 +137,7 @@ static void heard_state(struct co_member *m, enum fl_status st, const struct wir
 {
     struct fl_err err = why ? *why : (struct fl_err){ 0 };
 
-    if (st == FL_UNREACHABLE || st == FL_AGAIN) {
+    if (st == FL_UNREACHABLE || (st == FL_AGAIN && (m->ask == ask_wait || !fills(m->c)))) {
         if (m->ask == ask_wait)
             fl_muster_at(m->c->muster, m->muster_at, "no answer; staging, bucket %u of %u before",
                          m->st.buckets_in, m->st.buckets_all);
@@ -296,7 +303,7 @@ static void heard_give(struct co_member *m, enum fl_status st, const struct wire
 {
     struct fl_err err = why ? *why : (struct fl_err){ 0 };
 
-    if (st == FL_UNREACHABLE || st == FL_AGAIN) {
+    if (st == FL_UNREACHABLE || (st == FL_AGAIN && !fills(m->c))) {
         fl_muster_at(m->c->muster, m->muster_at, "%s", err.text);
         co_again(m, m->ask);
         return;
