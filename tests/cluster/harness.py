@@ -1,11 +1,13 @@
 """What a cluster test needs: a place of its own, the programs as a user runs them, and TAP at the end.
 
-A test is a function whose name begins with test_; it gets a Place. Nothing here waits for a while: wait_for() looks
+A test is a function whose name begins with test_, or with p and a number: the case of people in trouble that it holds. It
+gets a Place. Nothing here waits for a while: wait_for() looks
 until a condition holds or its deadline is over, and then says what was last seen."""
 import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -271,7 +273,7 @@ def main(names):
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans of a test are ours to reap
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a runner's deadline: places end what they started
     Guard.start()
-    tests = [(k, f) for k, f in names.items() if k.startswith("test_") and callable(f)]
+    tests = [(k, f) for k, f in names.items() if re.match(r"test_|p\d+_", k) and callable(f)]
     only = sys.argv[1:]
     if only:
         tests = [t for t in tests if t[0] in only or t[0][5:] in only]

@@ -38,7 +38,7 @@ def nothing_left(places):
     wait_for("no process left", lambda: not [x for p in places for x in p.processes() if "sshd" not in x[1] and "ssh:" not in x[1]], 30)
 
 
-def test_one_command_per_role():
+def p34_one_command_per_role():
     """4 nodes are declared; the last comes late; the run waits, says so, and starts when it is there."""
     with hosts(4) as (head, *others):
         join = lambda i, p: p.spawn("furlong", "start", "--address=10.77.0.1:6379", "--block", "--wait=300", f"--node-name=n{i}", "--num-gpus=1")
@@ -56,7 +56,7 @@ def test_one_command_per_role():
         nothing_left([head, *others])
 
 
-def test_who_never_joins_is_named():
+def p34_who_never_joins_is_named():
     with hosts(3) as (head, other, _):
         p = other.spawn("furlong", "start", "--address=10.77.0.1:6379", "--wait=300", "--node-name=n2", "--num-gpus=1")
         r = head.furlong(*TRAIN, "--nodes=n2,n3", "--node-gpus=1", "--join-timeout=6", env=HEAD)
@@ -87,7 +87,7 @@ def test_over_ssh():
         nothing_left(places)
 
 
-def test_a_host_that_fails_is_named_and_nothing_is_left():
+def p119_a_host_that_fails_is_named_and_nothing_is_left():
     with ssh_hosts(3) as (places, root, env):
         broken = write(f"{root}/broken-shell", "#!/bin/sh\necho this shell is broken >&2\nexit 9\n")
         os.chmod(broken, 0o755)

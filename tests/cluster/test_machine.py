@@ -15,7 +15,7 @@ def under(p, *words):
     return q
 
 
-def test_low_open_file_limit():
+def p105_low_open_file_limit():
     with place() as p:
         r = under(p, "prlimit", "--nofile=256:512").furlong("start", "--head", "--port=0", "--dashboard-port=0", "--num-gpus=1")
         assert r.code == 1 and "at most 512 may be open (soft limit 256); 1024 are needed" in r.err and "ulimit" in r.err, r
@@ -28,7 +28,7 @@ def test_low_open_file_limit():
         p.furlong("stop", check=0)
 
 
-def test_little_shared_memory():
+def p106_p107_little_shared_memory():
     if os.geteuid() != 0 or not shutil.which("unshare"):
         raise harness.Skip("a mount namespace needs root and unshare")
     with place() as p:
@@ -41,7 +41,7 @@ def test_little_shared_memory():
         p.furlong("stop", check=0)
 
 
-def test_the_cores_that_may_be_used():
+def p39_the_cores_that_may_be_used():
     cores = sorted(os.sched_getaffinity(0))
     with place() as p:
         under(p, "taskset", "-c", str(cores[0])).start_head("--num-gpus=0")
