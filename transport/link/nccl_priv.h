@@ -1,5 +1,5 @@
 /* transport/link/nccl_priv.h - the link by NCCL from inside: the loop's end (nccl.c), the thread
- * (nccl_run.c)
+ * (nccl_run.c), communicators (nccl_comm.c), casts (nccl_cast.c), their parcels (nccl_table.c)
  *
  * One thread of a process owns all communicators and makes every call: an abort is its next call.
  * Communicators do not block, so it never waits inside of one. */
@@ -101,7 +101,7 @@ struct nccl {
     struct nccl_room rooms[NCCL_MAX_JOBS];
     struct nccl_table tables[NCCL_TABLES];
 };
-/* Shared by both files. */
+/* nccl_run.c, for the loop's end and the thread's. */
 enum fl_status nccl_thread_start(struct fl_err *err); /* of the process; stays */
 void nccl_thread_add(struct nccl *k);
 void nccl_lock(void);
@@ -109,3 +109,24 @@ void nccl_unlock(void);
 void nccl_wake(void);
 void nccl_wait_gone(struct nccl *k); /* let go, and the thread has forgotten it */
 void nccl_free(struct nccl *k);
+/* The thread's alone. */
+void nccl_tell(struct nccl *k); /* with the lock held */
+void nccl_opened(struct nccl *k);
+void nccl_job_over(struct nccl_job *j, enum fl_status st, const struct fl_err *why);
+/* nccl_comm.c. The two report what ends the communicator; *moved: something happened. */
+enum fl_status nccl_opening(struct nccl *k, bool *moved, struct fl_err *err);
+enum fl_status nccl_finish(struct nccl *k, bool *moved, struct fl_err *err);
+enum fl_status nccl_comm_state(struct nccl *k, struct fl_err *err); /* FL_AGAIN: not taken yet */
+void nccl_die(struct nccl *k, enum fl_status st, const struct fl_err *why);
+void nccl_take_asked(struct nccl *k);
+/* nccl_cast.c */
+enum fl_status nccl_ring_of(struct nccl *k, struct fl_err *err);
+enum fl_status nccl_call(struct nccl *k, uint64_t addr, uint64_t bytes, unsigned root,
+                         struct fl_err *err);
+void nccl_call_forget(struct nccl *k); /* aborted: it will not be taken any more */
+enum fl_status nccl_issue(struct nccl *k, bool *moved, struct fl_err *err);
+void nccl_room_drop(struct nccl *k, struct nccl_room *r);
+void nccl_stages_back(void); /* of all devices: nothing is under way */
+/* nccl_table.c */
+enum fl_status nccl_table_for(struct nccl *k, struct nccl_job *j, struct fl_err *err);
+void nccl_table_drop(struct nccl *k, struct nccl_table *t);
