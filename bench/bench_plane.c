@@ -26,7 +26,7 @@
 #include "transport/xfer/sink.h"
 #include "transport/xfer/source.h"
 
-enum { WARM = 3, ROUNDS_MAX = 64, ENGINES_MAX = 2, CHILD_FD = 3 };
+enum { WARM = 3, ROUNDS_MAX = 64, ENGINES_MAX = 2, CHILD_FD = 3, LINK_WAIT_MS = 20000 };
 extern char **environ;
 static struct fl_err err;
 static struct fl_loop *loop;
@@ -533,6 +533,7 @@ static void times(const char *name, enum xfer_mode mode, unsigned rounds)
 {
     double wall[ROUNDS_MAX], move[ROUNDS_MAX], pause[ROUNDS_MAX], cold = 0;
     struct xfer_report rep = { 0 };
+    uint64_t began = fl_clock_boot_ns();
 
     for (int i = -WARM; i < (int)rounds; i++) {
         next_version_of_trainer();
@@ -548,6 +549,8 @@ static void times(const char *name, enum xfer_mode mode, unsigned rounds)
         }
         if (i == -WARM)
             cold = took;
+        if (i == -1 && d.rep.other_bytes && ms_of(fl_clock_boot_ns() - began) < LINK_WAIT_MS)
+            i--; /* pulled, because the link is still being made: once more */
         if (i < 0)
             continue;
         wall[i] = took;
@@ -559,14 +562,15 @@ static void times(const char *name, enum xfer_mode mode, unsigned rounds)
     qsort(move, rounds, sizeof(*move), by_value);
     qsort(pause, rounds, sizeof(*pause), by_value);
     printf("{\"name\":\"update %s %s\",\"mode\":\"%s\",\"bytes\":%" PRIu64
+           ",\"other_bytes\":%" PRIu64
            ",\"ms\":%.3f,\"max_ms\":%.3f,\"cold_ms\":%.3f,\"move_ms\":%.3f,\"pause_ms\":%.4f,"
            "\"reconcile_ms\":%.3f,"
            "\"plan_ms\":%.3f,\"verify_ms\":%.3f,\"commit_ms\":%.3f,\"predicted_ms\":%.3f,\"limit_"
            "ms\":%.3f,\"ratio\":%.3f}\n",
-           name, xfer_mode_name(mode), xfer_mode_name(rep.mode), rep.bytes, wall[rounds / 2],
-           wall[rounds - 1], cold, move[rounds / 2], pause[rounds / 2], ms_of(rep.reconcile_ns),
-           ms_of(rep.plan_ns), ms_of(rep.verify_ns), ms_of(rep.commit_ns), ms_of(rep.predicted_ns),
-           d.limit_ms, wall[rounds / 2] / d.limit_ms);
+           name, xfer_mode_name(mode), xfer_mode_name(rep.mode), rep.bytes, rep.other_bytes,
+           wall[rounds / 2], wall[rounds - 1], cold, move[rounds / 2], pause[rounds / 2],
+           ms_of(rep.reconcile_ns), ms_of(rep.plan_ns), ms_of(rep.verify_ns), ms_of(rep.commit_ns),
+           ms_of(rep.predicted_ns), d.limit_ms, wall[rounds / 2] / d.limit_ms);
     fflush(stdout);
 }
 

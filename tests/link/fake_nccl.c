@@ -16,7 +16,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK = 0, SYSTEM_ERROR = 2, INVALID = 4, IN_PROGRESS = 7, RANKS = 16, WINDOW = 1 << 20 };
+enum {
+    OK = 0,
+    SYSTEM_ERROR = 2,
+    INVALID = 4,
+    IN_PROGRESS = 7,
+    RANKS = 16,
+    WINDOW = 1 << 20,
+    WARM = 4 << 20
+};
 struct world { /* shared; begins as zeros */
     atomic_uint joined, left;
     atomic_ullong wrote;          /* bytes, by whoever was root */
@@ -51,11 +59,12 @@ struct config {
 };
 
 static atomic_int silent_rank = -1;
-static atomic_int aborts;
+static atomic_int aborts, casts;
 
 /* From now on that rank moves nothing; -1: none. */
 void fake_nccl_silence(int rank);
 int fake_nccl_aborts(void);
+int fake_nccl_casts(void); /* by roots, but for the one that warms a communicator up */
 int ncclGetVersion(int *version);
 int ncclGetUniqueId(struct id *id);
 int ncclCommInitRankConfig(struct comm **out, int n, struct id id, int rank, struct config *c);
@@ -73,6 +82,11 @@ void fake_nccl_silence(int rank)
 int fake_nccl_aborts(void)
 {
     return aborts;
+}
+
+int fake_nccl_casts(void)
+{
+    return casts;
 }
 
 int ncclGetVersion(int *version)
@@ -222,6 +236,7 @@ int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, 
     if (!o || type != 1)
         return INVALID;
     *o = (struct order){ NULL, from, to, count, root };
+    casts += root == c->rank && count != WARM;
     pthread_mutex_lock(&c->lock);
     *c->last = o;
     c->last = &o->next;

@@ -1,6 +1,8 @@
 /* updates between devices: modes, addresses that stay, and what ends a broadcast */
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <stdlib.h>
+#include <time.h>
 #include "common/base/fault.h"
 #include "tests/xfer/epoch_rig.h"
 #include "transport/link/dev.h"
@@ -133,6 +135,39 @@ static void p74_memory_is_flat_over_100_updates(void **state)
     rig_fini(&r);
 }
 
+/* ---- by NCCL ---- */
+
+static void (*silence)(int rank);
+static int (*casts)(void);
+
+enum way { BY_NCCL, BY_PULL };
+/* The next version by a broadcast, and which way it went: as the plane says, and as the library has
+ * seen it. */
+static enum way broadcast(struct rig *r, uint64_t v)
+{
+    int before = casts();
+
+    rig_next(r, v);
+    t_ok(rig_update(r, XFER_BROADCAST, v), &r->err);
+    t_int_eq(r->rep.mode, XFER_BROADCAST);
+    rig_check_all_serve(r, v);
+    t_true(r->rep.other_bytes == 0 || r->rep.other_bytes == r->rep.bytes, "one way or the other");
+    t_true((casts() > before) == (r->rep.other_bytes == 0), "%d casts, %" PRIu64 " bytes elsewhere",
+           casts() - before, r->rep.other_bytes);
+    return r->rep.other_bytes ? BY_PULL : BY_NCCL;
+}
+
+/* Until the communicator is there. Returns the version. */
+static uint64_t broadcast_until_nccl(struct rig *r, uint64_t v)
+{
+    while (broadcast(r, v) != BY_NCCL) {
+        t_true(++v < FL_LEN(r->model), "no communicator");
+        nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
+    }
+    return v;
+}
+
+/* Nobody waits for a communicator: versions are pulled until it is there. */
 static void broadcast_goes_by_nccl(void **state)
 {
     struct rig_opts o = { .n_sources = 1, .n_engines = 1, .real_clock = true };
@@ -140,13 +175,11 @@ static void broadcast_goes_by_nccl(void **state)
 
     (void)state;
     rig_init(&r, &o);
-    for (uint64_t v = 1; v <= 4; v++) {
-        rig_next(&r, v);
-        t_ok(rig_update(&r, XFER_BROADCAST, v), &r.err);
-        t_int_eq(r.rep.mode, XFER_BROADCAST);
-        rig_check(&r);
-        rig_check_all_serve(&r, v);
-    }
+    t_int_eq(broadcast(&r, 1), BY_PULL, "it has only just been asked for");
+    uint64_t v = broadcast_until_nccl(&r, 2);
+
+    for (unsigned i = 0; i < 4; i++)
+        t_int_eq(broadcast(&r, ++v), BY_NCCL, "once made, it stays");
     rig_fini(&r);
 }
 
@@ -155,20 +188,18 @@ static void broadcast_goes_by_nccl(void **state)
 static void p82_a_broken_broadcast_is_pulled(void **state)
 {
     struct rig_opts o = { .n_sources = 1, .n_engines = 2, .real_clock = true, .check_equal = true };
-    struct xfer_request q = { .target = { .number = 2 },
-                              .mode = XFER_BROADCAST,
-                              .party = XFER_ALL_PARTIES,
-                              .least_engines = 1 };
-    void (*silence)(int) = NULL;
     struct rig r;
 
     (void)state;
-    *(void **)&silence = dlsym(dlopen(getenv("FURLONG_NCCL"), RTLD_NOW), "fake_nccl_silence");
     rig_init(&r, &o);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_BROADCAST, 1), &r.err);
-    rig_check_all_serve(&r, 1);
-    rig_next(&r, 2);
+    uint64_t v = broadcast_until_nccl(&r, 1) + 1;
+    struct xfer_request q = { .target = { .number = v },
+                              .mode = XFER_BROADCAST,
+                              .party = XFER_ALL_PARTIES,
+                              .least_engines = 1 };
+    uint32_t seq = r.rep.epoch.seq;
+
+    rig_next(&r, v);
     silence(2); /* rollout 1 */
     q.due_ns = fl_loop_now_ns(r.loop) + 30000000000ull;
     rig_start(&r, &q);
@@ -178,13 +209,34 @@ static void p82_a_broken_broadcast_is_pulled(void **state)
     t_ok(r.st, &r.err);
     t_int_eq(r.rep.n_committed, 1);
     t_int_eq(r.rep.n_left_behind, 1);
-    t_int_eq(r.rep.epoch.seq, 2, "the same epoch");
-    rig_check_all_serve(&r, 2);
+    t_true(r.rep.other_bytes > 0 && r.rep.other_bytes <= r.rep.bytes);
+    t_int_eq(r.rep.epoch.seq, seq + 1, "the same epoch");
+    rig_check_all_serve(&r, v);
     silence(-1);
     (void)rig_restart(rig_engine(&r, 1, 0));
-    rig_next(&r, 3);
-    t_ok(rig_update(&r, XFER_BROADCAST, 3), &r.err);
-    rig_check_all_serve(&r, 3);
+    t_int_eq(broadcast(&r, ++v), BY_PULL, "the new communicator is being made");
+    v = broadcast_until_nccl(&r, v + 1);
+    t_int_eq(broadcast(&r, v + 1), BY_NCCL, "and used again");
+    rig_fini(&r);
+}
+
+/* Who is to be in the new communicator and does not come: nobody waits for it, update after update.
+ */
+static void a_communicator_that_is_never_made_delays_nobody(void **state)
+{
+    struct rig_opts o = { .n_sources = 1, .n_engines = 2, .real_clock = true };
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &o);
+    silence(1);
+    uint64_t began_ns = fl_clock_boot_ns();
+
+    for (uint64_t v = 1; v <= 8; v++)
+        t_int_eq(broadcast(&r, v), BY_PULL);
+    t_true(fl_clock_boot_ns() - began_ns < 1000000000ull * T_SLOWDOWN, "8 updates");
+    silence(-1);
+    t_int_eq(broadcast(&r, broadcast_until_nccl(&r, 9) + 1), BY_NCCL);
     rig_fini(&r);
 }
 
@@ -199,10 +251,18 @@ int main(void)
         cmocka_unit_test(
             broadcast_goes_by_nccl), /* not on one: NCCL has no two ranks on a device */
         cmocka_unit_test(p82_a_broken_broadcast_is_pulled), /* wants three */
+        cmocka_unit_test(a_communicator_that_is_never_made_delays_nobody),
     };
-    unsigned last = strcmp(rig_devices(), "same") == 0  ? 2
-                    : strcmp(rig_devices(), "two") == 0 ? 1
+    unsigned last = strcmp(rig_devices(), "same") == 0  ? 3
+                    : strcmp(rig_devices(), "two") == 0 ? 2
                                                         : 0;
+    const char *path = getenv("FURLONG_NCCL");
+    void *fake = path ? dlopen(path, RTLD_NOW) : NULL;
+
+    if (!fake)
+        return 1;
+    *(void **)&silence = dlsym(fake, "fake_nccl_silence");
+    *(void **)&casts = dlsym(fake, "fake_nccl_casts");
 
     return t_run_("epoch on devices", tests, FL_LEN(tests) - last);
 }

@@ -28,7 +28,8 @@ struct xfer_report {
     struct xfer_version now;
     enum xfer_mode mode; /* what auto chose */
     unsigned n_committed, n_left_behind;
-    uint64_t bytes, reconcile_ns, plan_ns, move_ns, verify_ns, commit_ns, pause_ns, predicted_ns;
+    uint64_t bytes, other_bytes; /* other: of those, by another link than the plan's, which broke or is being made */
+    uint64_t reconcile_ns, plan_ns, move_ns, verify_ns, commit_ns, pause_ns, predicted_ns;
     struct fl_err first_left_behind;
     struct xfer_left left[XFER_NAMED_LEFT_BEHIND]; /* the first of n_left_behind */
 };

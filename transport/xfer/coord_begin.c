@@ -125,8 +125,10 @@ static bool begin_teams(struct xfer_coord *c, struct co_member *m, struct co_beg
         t->t.giver_edge = edge_in_part(c, i, e->from);
         if (t->t.giver_edge >= giver->n_tickets)
             return false;
-        t->t.ticket =
-            (ProtobufCBinaryData){ sizeof(giver->tickets[0]), giver->tickets[t->t.giver_edge] };
+        t->t.has_later = true;
+        t->t.later = giver->tickets[t->t.giver_edge].later;
+        t->t.ticket = (ProtobufCBinaryData){ sizeof(giver->tickets[0].bytes),
+                                             giver->tickets[t->t.giver_edge].bytes };
     }
     return true;
 }
@@ -166,11 +168,13 @@ enum fl_status co_note_begun(struct co_member *m, const struct wire_msg *reply, 
     m->delta_dir[0] = '\0';
     good = good && m->tickets;
     for (size_t i = 0; good && i < r->n_tickets; i++) {
-        good = r->tickets[i]->edge < m->n_tickets &&
-               r->tickets[i]->ticket.len == sizeof(m->tickets[0]);
-        if (good)
-            memcpy(m->tickets[r->tickets[i]->edge], r->tickets[i]->ticket.data,
-                   sizeof(m->tickets[0]));
+        const Fl__XferTicket *t = r->tickets[i];
+
+        good = t->edge < m->n_tickets && t->ticket.len == sizeof(m->tickets[0].bytes);
+        if (!good)
+            break;
+        memcpy(m->tickets[t->edge].bytes, t->ticket.data, sizeof(m->tickets[0].bytes));
+        m->tickets[t->edge].later = t->later;
     }
     if (good && r->delta_dir)
         good = FL_COPY(m->delta_dir, r->delta_dir);

@@ -89,6 +89,7 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
         if (m->source || m->phase == CO_OUT)
             continue;
         c->rep.bytes += m->st.bytes;
+        c->rep.other_bytes += m->st.other_bytes;
         if (m->phase != CO_COMMITTED)
             continue;
         if (m->st.pause_ns > c->rep.pause_ns)
@@ -106,13 +107,14 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
     fl_log(st == FL_OK && !rep.n_left_behind ? FL_LOG_DEBUG
                                              : FL_LOG_INFO, /* every step of a run has one */
            "weights update %s set=%s epoch=%u.%u version=%" PRIu64
-           " committed=%u left_behind=%u bytes=%" PRIu64 " reconcile_us=%" PRIu64
-           " plan_us=%" PRIu64 " move_us=%" PRIu64 " verify_us=%" PRIu64 " commit_us=%" PRIu64
-           " pause_us=%" PRIu64 " predicted_us=%" PRIu64,
+           " mode=%s committed=%u left_behind=%u bytes=%" PRIu64 " other_bytes=%" PRIu64
+           " reconcile_us=%" PRIu64 " plan_us=%" PRIu64 " move_us=%" PRIu64 " verify_us=%" PRIu64
+           " commit_us=%" PRIu64 " pause_us=%" PRIu64 " predicted_us=%" PRIu64,
            st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq,
-           rep.now.number, rep.n_committed, rep.n_left_behind, rep.bytes, rep.reconcile_ns / 1000,
-           rep.plan_ns / 1000, rep.move_ns / 1000, rep.verify_ns / 1000, rep.commit_ns / 1000,
-           rep.pause_ns / 1000, rep.predicted_ns / 1000);
+           rep.now.number, xfer_mode_name(rep.mode), rep.n_committed, rep.n_left_behind, rep.bytes,
+           rep.other_bytes, rep.reconcile_ns / 1000, rep.plan_ns / 1000, rep.move_ns / 1000,
+           rep.verify_ns / 1000, rep.commit_ns / 1000, rep.pause_ns / 1000,
+           rep.predicted_ns / 1000);
     co_tell_late(c);
     co_sweep(c);
     co_grant_next(c);
@@ -174,6 +176,7 @@ static void heard_abort(struct co_member *m, enum fl_status st, const struct wir
         s.n_bad_tensors = s.n_bad_tensors ? s.n_bad_tensors : n; /* keep what it said before */
         m->st.state = s.state;
         m->st.bytes = s.bytes;
+        m->st.other_bytes = s.other_bytes;
     }
     co_in(m, st, err);
 }

@@ -23,6 +23,7 @@ enum {
     COORD_AGAIN_MS = 20
 };
 enum co_phase { CO_OUT, CO_TAKES, CO_ALL_IN, CO_STAGED, CO_COMMITTED, CO_FAILED };
+struct co_ticket { uint8_t bytes[256]; bool later; };
 struct co_member;
 typedef void (*co_ask)(struct co_member *m);
 typedef void (*co_heard)(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
@@ -56,7 +57,7 @@ struct co_member {
     enum co_phase phase;
     uint32_t index; /* in the plan */
     struct fl_err why;
-    uint8_t (*tickets)[256]; /* of a giver, by edge of its part */
+    struct co_ticket *tickets; /* of a giver, by edge of its part */
     size_t n_tickets;
     char delta_dir[320];
     /* a source's begin() */

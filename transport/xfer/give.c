@@ -14,43 +14,6 @@ void give_init(struct give *g, struct xfer_port *port, const char *name,
     *g = (struct give){ .port = port, .name = name, .have = have, .user = user, .arg = arg };
 }
 
-/* ---- lines kept from epoch to epoch ---- */
-
-static struct line **line_slot(struct give *g, const uint64_t key[2])
-{
-    struct line **free_at = NULL;
-
-    for (size_t i = 0; i < GIVE_LINES_KEPT; i++) {
-        struct line *ln = g->kept[i];
-
-        if (ln && ln->key[0] == key[0] && ln->key[1] == key[1])
-            return &g->kept[i];
-        if (!ln && !free_at)
-            free_at = &g->kept[i];
-    }
-    return free_at;
-}
-
-static void line_keep(struct give *g, struct line *ln)
-{
-    struct line **at = line_slot(g, ln->key);
-
-    if (at && !*at)
-        *at = ln;
-    else
-        line_destroy(ln); /* ready and idle: the next epoch opens a new one */
-}
-
-static struct line *line_kept(struct give *g, const uint64_t key[2])
-{
-    struct line **at = line_slot(g, key);
-    struct line *ln = at ? *at : NULL;
-
-    if (ln)
-        *at = NULL;
-    return ln;
-}
-
 /* ---- an edge ---- */
 
 static void edge_on_ready(void *arg, struct line *ln, enum fl_status st, const struct fl_err *err)
@@ -258,7 +221,7 @@ void give_settle(struct give *g)
         return;
     for (size_t i = 0; i < g->n_edges; i++)
         if (g->edges[i].line && g->edges[i].owns)
-            line_keep(g, g->edges[i].line);
+            give_line_keep(g, g->edges[i].line);
     for (size_t i = 0; i < GIVE_RESCUES; i++)
         line_destroy(FL_TAKE(g->rescue[i]));
     edges_free(g);
@@ -326,7 +289,7 @@ static enum fl_status team_read(const Fl__XferTeam *t, struct link_place **place
                                 struct xfer_member **members, struct fl_err *err)
 {
     size_t n = t->n_members;
-    bool good = n >= 1 && n <= 4096 && t->n_places == n && t->self < n;
+    bool good = n >= 1 && n <= 4096 && t->n_places == n && t->self == 0; /* the giver is first */
 
     *places = calloc(n ? n : 1, sizeof(**places));
     *members = calloc(n ? n : 1, sizeof(**members));
@@ -336,6 +299,37 @@ static enum fl_status team_read(const Fl__XferTeam *t, struct link_place **place
         good = msg_read_place(t->places[i], &(*places)[i]) &&
                msg_read_member(t->members[i], &(*members)[i]);
     return good ? FL_OK : fl_fail(err, FL_CORRUPT, "a team of %zu members does not decode", n);
+}
+
+/* One that is there, or is made now; where both sides act, making it is left to the background if
+ * the takers can pull meanwhile. */
+static enum fl_status edge_line(struct give *g, struct give_edge *ge, const struct link_ops *ops,
+                                const struct link_place *places, const struct xfer_member *members,
+                                unsigned n, const uint64_t key[2], struct fl_err *err)
+{
+    enum fl_status st = FL_OK;
+
+    if (ge->sends)
+        give_line_sweep(g, members, n);
+    ge->line = give_line_kept(g, key, true);
+    if (!ge->line && ge->sends && !g->passing) /* else nobody will use it again */
+        ge->ahead = give_line_ahead(g, ge, ops, places, members, n, key);
+    if (ge->ahead) {
+        ge->sends = false;
+        return FL_OK;
+    }
+    if (!ge->line)
+        ge->line = give_line_kept(g, key, false);
+    if (ge->line)
+        line_use(ge->line, &edge_lines, ge);
+    else
+        st =
+            line_open(g->port->loop, ops, places, n, 0, NULL, key, &edge_lines, ge, &ge->line, err);
+    if (ge->line && ge->sends && !ge->line->who)
+        line_note_team(ge->line, members);
+    if (ge->line && !ge->line->serial)
+        ge->line->serial = ++g->serials;
+    return st;
 }
 
 static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__XferTeam *t,
@@ -351,7 +345,7 @@ static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__
         return fl_fail(err, FL_UNSUPPORTED, "%s has no link \"%s\"", g->name, t->link);
     st = team_read(t, &places, &members, err);
     if (st == FL_OK) {
-        ge->place = places[t->self];
+        ge->place = places[0];
         line_key(key, ops, members, (unsigned)t->n_members);
         ge->sends = !(ops->caps & LINK_PULL) && g->mode != XFER_SHARE;
         for (size_t i = 0; i < g->n_edges && !ge->sends && !ge->line; i++)
@@ -359,14 +353,7 @@ static enum fl_status edge_open(struct give *g, struct give_edge *ge, const Fl__
                 ge->line = g->edges[i].line;
         ge->owns = !ge->line;
         if (ge->owns)
-            ge->line = line_kept(g, key);
-        if (ge->line && ge->owns)
-            line_use(ge->line, &edge_lines, ge);
-        else if (ge->owns)
-            st = line_open(g->port->loop, ops, places, (unsigned)t->n_members, t->self, NULL, key,
-                           &edge_lines, ge, &ge->line, err);
-        if (ge->owns && ge->line && !ge->line->serial)
-            ge->line->serial = ++g->serials;
+            st = edge_line(g, ge, ops, places, members, (unsigned)t->n_members, key, err);
     }
     ge->owns = ge->owns && ge->line;
     free(places);
@@ -385,12 +372,30 @@ static enum fl_status edges_open(struct give *g, const Fl__XferBegin *b, struct 
         g->edges[i].again.fire = edge_on_again;
     }
     for (size_t i = 0; i < b->n_teams; i++) {
-        if (b->teams[i]->edge >= g->n_edges || g->edges[b->teams[i]->edge].line)
+        const struct give_edge *ge =
+            &g->edges[b->teams[i]->edge < g->n_edges ? b->teams[i]->edge : 0];
+
+        if (b->teams[i]->edge >= g->n_edges || ge->line || ge->ahead)
             return fl_fail(err, FL_CORRUPT, "a team names edge %u of %zu", b->teams[i]->edge,
                            g->n_edges);
         FL_TRY(edge_open(g, &g->edges[b->teams[i]->edge], b->teams[i], err));
     }
     return FL_OK;
+}
+
+static void edge_ticket(struct give_edge *ge, uint32_t edge, Fl__XferTicket *t,
+                        Fl__XferTicket **list, size_t *n)
+{
+    const struct line *ln = ge->line ? ge->line : ge->ahead;
+
+    if (!ln)
+        return;
+    fl__xfer_ticket__init(t);
+    t->edge = edge;
+    t->ticket = (ProtobufCBinaryData){ sizeof(ln->ticket), (uint8_t *)(uintptr_t)ln->ticket };
+    t->has_later = true;
+    t->later = ge->ahead != NULL;
+    list[(*n)++] = t;
 }
 
 static void begin_answer(struct give *g, const char *delta_dir)
@@ -403,13 +408,7 @@ static void begin_answer(struct give *g, const char *delta_dir)
 
     g->begin_req = NULL;
     for (size_t i = 0; t && list && i < g->n_edges; i++)
-        if (g->edges[i].line) {
-            fl__xfer_ticket__init(&t[i]);
-            t[i].edge = (uint32_t)i;
-            t[i].ticket =
-                (ProtobufCBinaryData){ sizeof(g->edges[i].line->ticket), g->edges[i].line->ticket };
-            list[r.n_tickets++] = &t[i];
-        }
+        edge_ticket(&g->edges[i], (uint32_t)i, &t[i], list, &r.n_tickets);
     r.tickets = list;
     r.delta_dir = (char *)(uintptr_t)delta_dir;
     if (t && list) {
@@ -420,6 +419,8 @@ static void begin_answer(struct give *g, const char *delta_dir)
     }
     free(t);
     free(list);
+    for (size_t i = 0; i < g->n_edges; i++)
+        g->edges[i].ahead = NULL; /* from here on it goes its own way */
     for (size_t i = 0; !g->ending && i < g->n_edges; i++)
         edge_pump(&g->edges[i]); /* lines that were kept are ready already */
 }

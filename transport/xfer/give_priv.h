@@ -14,6 +14,7 @@ struct give_edge {
     struct link_place place; /* ours, in its team */
     struct line *line; /* NULL: nothing to open (disk), or spent */
     bool owns;         /* the line: those who pull over one kind of link share the first one's */
+    const struct line *ahead; /* being made for later epochs: the takers pull in this one. Until begin is answered */
     bool sends, failed, done;
     uint32_t bucket;   /* being cut, counted from the edge's first */
     struct parcels parcels;
@@ -24,3 +25,14 @@ struct give_edge {
     struct fl_timer again;
 };
 void give_settle(struct give *g); /* something came back: the epoch may have ended */
+/* Lines kept from epoch to epoch, and those being made (give_line.c). */
+void give_line_keep(struct give *g, struct line *ln);
+/* Ready, or, if the epoch cannot do without, on its way. It is the caller's; NULL: there is none. */
+struct line *give_line_kept(struct give *g, const uint64_t key[2], bool ready);
+/* Makes that team's line in the background, unless it is on its way. NULL: it is to be made in this epoch, because no
+ * other link brings the edge's bytes in less time than making it takes, or there is no room to keep it. */
+const struct line *give_line_ahead(struct give *g, const struct give_edge *ge, const struct link_ops *ops,
+                                   const struct link_place *places, const struct xfer_member *members, unsigned n,
+                                   const uint64_t key[2]);
+/* Ends kept lines of teams of which one has started again. */
+void give_line_sweep(struct give *g, const struct xfer_member *members, unsigned n);

@@ -15,7 +15,7 @@ static void line_on_ready(struct link_op *op)
 {
     struct line *ln = container_of(op, struct line, ready);
 
-    if (ln->state != LINE_OPENING)
+    if (ln->state != LINE_OPENING || ln->ending)
         return; /* aborted meanwhile: quiet() is what counts */
     if (op->err.status == FL_OK && ln->broken.status == FL_OK)
         ln->state = LINE_READY;
@@ -36,7 +36,8 @@ static void line_on_quiet(struct link_op *op)
 
     ln->state = LINE_QUIET;
     line_stop_watch(ln);
-    ln->user->quiet(ln->arg, ln);
+    if (!ln->ending)
+        ln->user->quiet(ln->arg, ln);
 }
 
 enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops,
@@ -97,10 +98,29 @@ void line_destroy(struct line *ln)
 {
     if (!ln)
         return;
+    ln->ending = true;
     line_stop_watch(ln);
     if (ln->k)
         ln->ops->close(ln->k);
+    free(ln->who);
     free(ln);
+}
+
+void line_note_team(struct line *ln, const struct xfer_member *members)
+{
+    ln->who = calloc(ln->n_members, sizeof(*ln->who));
+    for (unsigned i = 0; ln->who && i < ln->n_members; i++)
+        ln->who[i] = members[i].who;
+}
+
+bool line_outdated(const struct line *ln, const struct xfer_member *members, unsigned n)
+{
+    for (unsigned i = 0; ln->who && i < ln->n_members; i++)
+        for (unsigned k = 0; k < n; k++)
+            if (memcmp(&ln->who[i].id, &members[k].who.id, sizeof(members[k].who.id)) == 0 &&
+                ln->who[i].attempt < members[k].who.attempt)
+                return true;
+    return false;
 }
 
 void line_key(uint64_t out[2], const struct link_ops *ops, const struct xfer_member *members,

@@ -24,6 +24,8 @@ struct line {
     const struct line_user *user;
     void *arg;
     struct link_op ready, quiet;
+    bool ending; /* being destroyed: its user hears nothing more */
+    struct fl_seat_ref *who; /* n_members of them, of a team whose members act together; NULL: not noted */
     struct fl_watch *watch;
     struct fl_err broken;
 };
@@ -34,5 +36,8 @@ enum fl_status line_open(struct fl_loop *l, const struct link_ops *ops, const st
                          const struct line_user *user, void *arg, struct line **out, struct fl_err *err);
 void line_use(struct line *ln, const struct line_user *user, void *arg); /* for the next epoch */
 void line_abort(struct line *ln); /* LINE_QUIET already: quiet() comes all the same, later */
-void line_destroy(struct line *ln); /* READY with nothing in flight, or QUIET; NULL is fine */
+void line_destroy(struct line *ln); /* with nothing in flight; one that is not READY or QUIET may take half a second; NULL is fine */
+void line_note_team(struct line *ln, const struct xfer_member *members);
+/* One of its members has started again since: nobody will use it any more. */
+bool line_outdated(const struct line *ln, const struct xfer_member *members, unsigned n);
 void line_key(uint64_t out[2], const struct link_ops *ops, const struct xfer_member *members, unsigned n);

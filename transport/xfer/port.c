@@ -53,6 +53,23 @@ enum fl_status xfer_port_create(struct fl_loop *l, const struct xfer_dialer *dia
     return FL_OK;
 }
 
+const struct link_ops *port_other_way(const struct xfer_port *p, const struct link_place *from,
+                                      const struct link_place *to)
+{
+    const struct link_ops *best = NULL;
+
+    for (size_t i = 0; i < p->n_links; i++) {
+        const struct link_ops *k = p->links[i];
+
+        if ((k->caps & (LINK_PULL | LINK_ALONE)) != (LINK_PULL | LINK_ALONE) ||
+            !k->reaches(from, to, NULL))
+            continue;
+        if (!best || k->cost_ns(from, to, 1 << 30) < best->cost_ns(from, to, 1 << 30))
+            best = k;
+    }
+    return best;
+}
+
 void xfer_port_links(struct xfer_port *p, const struct link_ops *const *links, size_t n)
 {
     p->links = links;

@@ -29,3 +29,6 @@ struct xfer_port {
 enum fl_status port_add(struct xfer_port *p, struct port_set *s, const char *set, struct fl_err *err);
 void port_remove(struct xfer_port *p, struct port_set *s);
 const struct link_ops *port_link(const struct xfer_port *p, const char *name);
+/* The cheapest link over which `to` pulls from `from` by itself, whoever else is dead; NULL: none. */
+const struct link_ops *port_other_way(const struct xfer_port *p, const struct link_place *from,
+                                      const struct link_place *to);

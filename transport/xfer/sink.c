@@ -205,6 +205,7 @@ static void take_on_moved(void *arg)
     struct xfer_sink *s = arg;
 
     take_counts(s->take, &s->buckets_in, &s->buckets_all, &s->bytes);
+    s->other_bytes = take_other_bytes(s->take);
 }
 
 static void take_on_bad(void *arg, const struct take_bad *b)
@@ -225,6 +226,7 @@ static void take_on_all_in(void *arg, bool whole)
     struct take_bad none = { 0 };
 
     take_counts(s->take, &s->buckets_in, &s->buckets_all, &s->bytes);
+    s->other_bytes = take_other_bytes(s->take);
     s->verify_ns = take_verify_ns(s->take);
     s->all_in = !whole;
     if (whole && (FL_FAULT("xfer.verified") || !view_make(s, &s->next))) {

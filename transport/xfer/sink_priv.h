@@ -48,7 +48,7 @@ struct xfer_sink {
     struct reaches reaches;
     bool all_in, offloaded, paused, pausing, flipping, hold, held, open, begin_after_pause;
     struct take_bad bad;
-    uint64_t bytes, verify_ns, pause_from_ns, pause_ns;
+    uint64_t bytes, other_bytes, verify_ns, pause_from_ns, pause_ns;
     uint32_t buckets_in, buckets_all, lease_ms;
     struct fl_timer lease;
     struct fl_task paused_back, flipped_back;

@@ -45,6 +45,7 @@ void sink_state(const struct xfer_sink *s, struct xfer_state *out)
                                 .n_bad_tensors = s->bad.n_tensors,
                                 .all_in = s->all_in,
                                 .bytes = s->bytes,
+                                .other_bytes = s->other_bytes,
                                 .verify_ns = s->verify_ns,
                                 .pause_ns = s->pause_ns };
     memcpy(out->bad_buckets, s->bad.buckets, sizeof(out->bad_buckets));
@@ -183,6 +184,7 @@ static enum fl_status read_team(struct xfer_sink *s, const Fl__XferTeam *t, stru
                                .n = (unsigned)n,
                                .self = t->self,
                                .giver_edge = t->giver_edge,
+                               .later = t->later,
                                .places = calloc(n, sizeof(*out->places)),
                                .members = calloc(n, sizeof(*out->members)) };
     if (!out->places || !out->members)
@@ -329,7 +331,7 @@ static void begin_now(struct xfer_sink *s, const Fl__XferBegin *b, enum rx_act a
     s->hold = b->hold;
     s->lease_ms = b->lease_ms;
     s->bad = (struct take_bad){ 0 };
-    s->bytes = s->verify_ns = s->pause_ns = 0;
+    s->bytes = s->other_bytes = s->verify_ns = s->pause_ns = 0;
     s->buckets_in = s->buckets_all = 0;
     if (take && act == RX_DO_AGAIN_DIRTY && s->take)
         (void)take_inherit(take, s->take);

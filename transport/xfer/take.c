@@ -129,6 +129,7 @@ void take_bucket_in(struct take_edge *te, uint32_t bucket)
     t->n_in++;
     te->n_in++;
     t->moved_bytes += t->o.part->mode == XFER_SHARE ? 0 : b->bytes;
+    t->other_bytes += te->rescued ? b->bytes : 0;
     te->in = te->n_in == te->e->n_buckets;
     t->o.user->moved(t->o.arg);
     if (t->n_in == t->o.part->n_buckets && !t->over)
@@ -192,14 +193,17 @@ static struct reach *reach_kept(struct take_edge *te, const uint64_t key[2])
     struct reaches *all = te->take->o.reaches;
 
     for (struct reach *r = all->first, *next; r; r = next) {
+        const struct line *ln = r->line;
+
         next = r->next;
-        if ((r->by && r->by != te->take) || r->line->key[0] != key[0] || r->line->key[1] != key[1])
+        if ((r->by && r->by != te->take) || ln->key[0] != key[0] || ln->key[1] != key[1])
             continue;
-        if (r->by || (r->line->state == LINE_READY &&
-                      (take_pulls(te) ||
-                       memcmp(r->line->ticket, te->team->ticket, sizeof(te->team->ticket)) == 0)))
+        bool mine = memcmp(ln->ticket, te->team->ticket, sizeof(te->team->ticket)) == 0;
+
+        if (r->by || (ln->state == LINE_READY && (take_pulls(te) || mine)) ||
+            (ln->state == LINE_OPENING && !take_pulls(te) && mine))
             return r;
-        reach_drop(all, r); /* another ticket: the giver began anew */
+        reach_end(all, r); /* another ticket: the giver began anew */
     }
     return NULL;
 }
@@ -220,8 +224,11 @@ static enum fl_status reach_open(struct take_edge *te, const uint64_t key[2], st
         free(r);
         return err->status;
     }
-    r->next = t->o.reaches->first;
-    t->o.reaches->first = r;
+    if (!take_pulls(te))
+        line_note_team(r->line, team->members);
+    r->all = t->o.reaches;
+    r->next = r->all->first;
+    r->all->first = r;
     *out = r;
     return FL_OK;
 }
@@ -248,6 +255,9 @@ void take_start(struct take *t)
     if (t->aborting)
         return; /* before it began */
     t->started = true;
+    for (size_t i = 0; i < t->o.part->n_edges; i++)
+        if (t->o.teams[i].later)
+            reach_ahead(t->o.reaches, t->o.port->loop, &t->o.teams[i]);
     if (t->n_in == t->o.part->n_buckets)
         fl_post(t->o.port->loop, &t->all_back); /* nothing to do, or the ledger has it all */
     for (size_t i = 0; i < t->o.part->n_edges && !t->over; i++) {
@@ -317,6 +327,10 @@ enum fl_status take_create(const struct take_opts *o, struct take **out, struct 
             .take = t, .e = &o->part->edges[i], .team = &o->teams[i], .ops = o->teams[i].ops
         };
         t->edges[i].again.fire = edge_on_again;
+        if (o->teams[i].later && take_go_other_way(&t->edges[i], err) != FL_OK) {
+            take_destroy(t);
+            return err->status;
+        }
     }
     *out = t;
     return FL_OK;
@@ -337,7 +351,7 @@ bool take_inherit(struct take *t, const struct take *ledger)
     for (size_t i = 0; i < t->o.part->n_edges; i++) {
         struct take_edge *te = &t->edges[i];
 
-        if (!te->team->ops || !(te->team->ops->caps & LINK_PULL))
+        if (!te->ops || !(te->ops->caps & LINK_PULL))
             continue; /* who sends sends all of it, in order */
         for (uint32_t k = 0; k < te->e->n_buckets; k++) {
             uint32_t b = te->e->first_bucket + k;
@@ -367,6 +381,11 @@ void take_counts(const struct take *t, uint32_t *in, uint32_t *all, uint64_t *by
     *in = t->n_in;
     *all = (uint32_t)t->o.part->n_buckets;
     *bytes = t->moved_bytes;
+}
+
+uint64_t take_other_bytes(const struct take *t)
+{
+    return t->other_bytes;
 }
 
 bool take_shares(const struct take *t)

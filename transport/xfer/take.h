@@ -20,12 +20,17 @@ struct reach_mem { /* mapped memory of a giver */
 };
 struct reach { /* what is reached over one line; outlives epochs, and takes. One for all who are pulled from */
     struct reach *next;
+    struct reaches *all;
     struct line *line;
     struct reach_mem *mems;
     struct take *by; /* uses it now */
     unsigned views;  /* of what serves: mapped pages that must stay */
 };
 struct reaches { struct reach *first; };
+struct take_team;
+/* Opens the team's link for later epochs, unless it is open or on its way; ends what cannot be used any more. */
+void reach_ahead(struct reaches *all, struct fl_loop *l, const struct take_team *team);
+void reach_end(struct reaches *all, struct reach *r); /* nobody uses it: dropped, now or when it is quiet */
 /* Unmaps what nobody will ask for again: passing memory, and that of earlier attempts of who. */
 void reach_sweep(struct reach *r, const struct fl_seat_ref *who);
 void reach_drop(struct reaches *all, struct reach *r); /* destroys it unless something still needs it */
@@ -37,6 +42,7 @@ struct take_team { /* of one edge of the part */
     struct xfer_member *members;
     unsigned n, self;
     uint32_t giver_edge;
+    bool later; /* the link is for later epochs, see XferTeam */
     uint8_t ticket[256];
 };
 struct take_bad { /* what did not agree */
@@ -78,6 +84,7 @@ void take_abort(struct take *t);
 bool take_idle(const struct take *t); /* it has said what it had to, and nothing of it is under way, here or at a link */
 void take_strike(struct take *t, const struct take_bad *b);
 void take_counts(const struct take *t, uint32_t *in, uint32_t *all, uint64_t *bytes);
+uint64_t take_other_bytes(const struct take *t); /* of those bytes: by another link than the plan's */
 uint64_t take_verify_ns(const struct take *t);
 /* 24 bytes for each tensor held in part; free() it. */
 enum fl_status take_parts(const struct take *t, struct fl_bytes *out, struct fl_err *err);

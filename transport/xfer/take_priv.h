@@ -18,8 +18,8 @@ struct take_edge {
     struct take *take;
     const struct xfer_edge *e;
     const struct take_team *team;
-    const struct link_ops *ops; /* the team's, until it broke */
-    struct link_place pair[2];  /* giver and taker, for what comes after that */
+    const struct link_ops *ops; /* the team's, unless it broke or is still being made */
+    struct link_place pair[2];  /* giver and taker, for another link than that */
     bool falling, rescued;
     struct reach *reach;
     struct xfer_dial dial;
@@ -45,7 +45,7 @@ struct take {
     bool *in; /* the ledger, of each bucket */
     uint64_t (*digests)[2]; /* of each segment that is in */
     uint32_t n_in;
-    uint64_t moved_bytes, verify_ns, verify_from_ns;
+    uint64_t moved_bytes, other_bytes, verify_ns, verify_from_ns;
     bool started, aborting, over; /* over: failed, or told to stop */
     bool done;                    /* it has said all that it has to say */
     unsigned in_work;             /* on the pool */
@@ -80,6 +80,8 @@ enum fl_status take_open(struct take_edge *te, struct fl_err *err); /* its line 
 /* A link between several has broken under the edge: what it lacks is pulled by another link, in this epoch. false:
  * there is none, or it is pulled already. */
 bool take_rescue(struct take_edge *te, const struct fl_err *why);
+/* From the beginning: the team's link is being made. FL_UNSUPPORTED: there is no other. */
+enum fl_status take_go_other_way(struct take_edge *te, struct fl_err *err);
 void take_rescue_go(struct take_edge *te); /* falling: something came back, or the line is quiet */
 void take_fail(struct take *t, const struct take_edge *te, uint32_t bucket, enum fl_status st,
                const struct fl_err *why);

@@ -1,4 +1,5 @@
-/* transport/xfer/take_rescue.c - an edge whose team broke is pulled by its taker alone
+/* transport/xfer/take_rescue.c - an edge whose team broke, or is not there yet, is pulled by its
+ * taker alone
  *
  * A broadcast ends for all when one of them dies. Whoever lives aborts, waits until nothing touches
  * its slot any more, and pulls the buckets that it lacks over the first link that reaches the giver
@@ -8,20 +9,27 @@
 
 static const struct link_ops *other_way(const struct take_edge *te)
 {
-    const struct xfer_port *port = te->take->o.port;
-    const struct link_ops *best = NULL;
-    const struct link_place *from = &te->team->places[0], *to = &te->team->places[te->team->self];
+    return port_other_way(te->take->o.port, &te->team->places[0],
+                          &te->team->places[te->team->self]);
+}
 
-    for (size_t i = 0; i < port->n_links; i++) {
-        const struct link_ops *k = port->links[i];
+static void go_by(struct take_edge *te, const struct link_ops *ops)
+{
+    te->pair[0] = te->team->places[0];
+    te->pair[1] = te->team->places[te->team->self];
+    te->ops = ops;
+}
 
-        if ((k->caps & (LINK_PULL | LINK_ALONE)) != (LINK_PULL | LINK_ALONE) ||
-            !k->reaches(from, to, NULL))
-            continue;
-        if (!best || k->cost_ns(from, to, 1 << 30) < best->cost_ns(from, to, 1 << 30))
-            best = k;
-    }
-    return best;
+enum fl_status take_go_other_way(struct take_edge *te, struct fl_err *err)
+{
+    const struct link_ops *ops = other_way(te);
+
+    if (!ops)
+        return fl_fail(err, FL_UNSUPPORTED, "%s: no link to pull from %s while %s is being made",
+                       te->take->o.name, te->team->members[0].name, te->ops->name);
+    go_by(te, ops);
+    te->rescued = true;
+    return FL_OK;
 }
 
 bool take_rescue(struct take_edge *te, const struct fl_err *why)
@@ -35,10 +43,8 @@ bool take_rescue(struct take_edge *te, const struct fl_err *why)
             t->o.name, t->o.epoch.attempt, t->o.epoch.seq, te->n_in, te->e->n_buckets,
             te->ops->name, ops->name, why->text);
     te->falling = true;
-    te->pair[0] = te->team->places[0];
-    te->pair[1] = te->team->places[te->team->self];
     fl_timer_cancel(&te->again);
-    te->ops = ops;
+    go_by(te, ops);
     line_abort(te->reach->line);
     return true;
 }
