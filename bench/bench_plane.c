@@ -170,7 +170,9 @@ static void resume(void *arg)
 
 static int engine(const struct seat *s)
 {
-    static const struct xfer_sink_ops ops = { room, done_with, pause_now, flip, resume, NULL };
+    static const struct xfer_sink_ops ops = {
+        room, done_with, pause_now, flip, resume, NULL, NULL
+    };
     struct xfer_sink_opts o = {
         .set = "policy", .me = s->me, .place = s->place, .slots = XFER_TWO_SLOTS, .ops = &ops
     };

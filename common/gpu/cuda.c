@@ -340,6 +340,33 @@ static enum fl_status cuda_ipc_get(struct gpu *g, uint64_t addr, struct gpu_hand
     return FL_OK;
 }
 
+/* Asked of an address that may be anybody's: what the driver does not know is the host's. */
+static enum fl_status cuda_where(uint64_t addr, struct gpu_where *out, struct fl_err *err)
+{
+    struct gpu_where w = { .start = addr };
+    unsigned type = 0;
+    int ordinal = 0, capable = 0, managed = 0;
+    size_t bytes = 0;
+    struct cu_uuid id;
+    cu_device d;
+
+    FL_TRY(need_driver(err));
+    if (cu.pointer(&type, CU_POINTER_MEMORY_TYPE, addr) != CU_OK || type != CU_MEMORY_DEVICE)
+        return fl_fail(err, FL_NOT_FOUND, "memory at %#llx is on no device",
+                       (unsigned long long)addr);
+    CHECK(err, "device of address", addr, cu.pointer(&ordinal, CU_POINTER_ORDINAL, addr));
+    CHECK(err, "look at device", ordinal, cu.device(&d, ordinal));
+    CHECK(err, "UUID of device", ordinal, cu.uuid(&id, d));
+    gpu_uuid_text(w.uuid, id.bytes);
+    (void)cu.pointer(&managed, CU_POINTER_IS_MANAGED, addr);
+    (void)cu.pointer(&capable, CU_POINTER_LEGACY_IPC, addr);
+    w.handle = capable && !managed && cu.pointer(&w.start, CU_POINTER_RANGE_START, addr) == CU_OK &&
+               cu.pointer(&bytes, CU_POINTER_RANGE_SIZE, addr) == CU_OK;
+    w.bytes = bytes;
+    *out = w;
+    return FL_OK;
+}
+
 static enum fl_status cuda_ipc_open(struct gpu *g, const struct gpu_handle *handle, uint64_t *addr,
                                     struct fl_err *err)
 {
@@ -472,6 +499,13 @@ static void cuda_stream_free(struct gpu_stream *s)
     (void)cu.current(s->g->context);
     (void)cu.stream_free(s->s);
     free(s);
+}
+
+static enum fl_status cuda_raw_sync(struct gpu *g, void *raw, struct fl_err *err)
+{
+    FL_TRY(use(g, err));
+    CHECK(err, "wait for a stream of device", g->info.ordinal, cu.stream_sync(raw));
+    return FL_OK;
 }
 
 static void *cuda_stream_raw(struct gpu_stream *s)
@@ -625,11 +659,13 @@ const struct gpu_ops gpu_cuda = {
     .ipc_open = cuda_ipc_open,
     .ipc_close = cuda_ipc_close,
     .peer = cuda_peer,
+    .where = cuda_where,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
     .stream = cuda_stream,
     .stream_free = cuda_stream_free,
     .stream_raw = cuda_stream_raw,
+    .raw_sync = cuda_raw_sync,
     .stream_sync = cuda_stream_sync,
     .stream_wait = cuda_stream_wait,
     .event = cuda_event,

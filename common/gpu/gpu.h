@@ -31,6 +31,11 @@ struct gpu_chunk {
 struct gpu_handle {
     uint8_t b[GPU_HANDLE_BYTES];
 };
+struct gpu_where { /* of an address */
+    char uuid[GPU_UUID_BYTES];
+    uint64_t start, bytes; /* of the whole allocation or mapping that it is in */
+    bool handle;           /* it has an IPC handle: a plain allocation, of no chunk and no pool */
+};
 struct gpu_launch {
     const char *kernel; /* of kernels/, by name */
     uint32_t grid, block, shared_bytes;
@@ -83,6 +88,9 @@ struct gpu_ops {
     enum fl_status (*peer)(struct gpu *g, const struct gpu *other,
                            struct fl_err *err); /* may read its memory */
 
+    /* Where memory of this process lies that anybody may have allocated. FL_NOT_FOUND: on no device. */
+    enum fl_status (*where)(uint64_t addr, struct gpu_where *out, struct fl_err *err);
+
     /* Pinned host memory, every page of it there. Slow to make (half a second a GiB): once, and
      * kept. */
     enum fl_status (*pin)(struct gpu *g, uint64_t bytes, void **out, struct fl_err *err);
@@ -92,6 +100,7 @@ struct gpu_ops {
     void (*stream_free)(struct gpu_stream *s);
     enum fl_status (*stream_sync)(struct gpu_stream *s, struct fl_err *err);
     void *(*stream_raw)(struct gpu_stream *s); /* the driver's own, for NCCL */
+    enum fl_status (*raw_sync)(struct gpu *g, void *raw, struct fl_err *err); /* of somebody else's stream */
     enum fl_status (*stream_wait)(struct gpu_stream *s, struct gpu_event *e, struct fl_err *err);
     enum fl_status (*event)(struct gpu *g, struct gpu_event **out, struct fl_err *err);
     void (*event_free)(struct gpu_event *e);
@@ -115,6 +124,8 @@ extern const struct gpu_ops gpu_cuda, gpu_none, gpu_fake, gpu_host;
 /* FURLONG_GPU=cuda|none|host|fake|fake:gb10|fake:N (N devices); unset: cuda where a driver is, else
  * none. The choice is made once. FL_INVALID: another word. */
 enum fl_status gpu_pick(const struct gpu_ops **out, struct fl_err *err);
+/* Can memory of this process be a device's? Does not start a driver: a host program must not pay for one. */
+bool gpu_in_use(void);
 /* What kernels/ brings, noted once before the first launch: the device code that the driver picks
  * from (NULL: a build without a CUDA compiler), and the plain C twins that the fake and the host
  * run instead. params as for the device. */

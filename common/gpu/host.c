@@ -51,6 +51,12 @@ static struct {
     uint64_t bytes;
 } shape = { 1, false, 1ull << 30 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct seen { /* device memory of this process, whichever struct gpu it was asked of */
+    struct seen *next;
+    uint64_t addr, bytes;
+    int ordinal;
+    bool handle;
+} *seen;
 static uint64_t
     used[GPU_MAX]; /* by this process, as its own allocations: what it imports is another's */
 
@@ -194,6 +200,56 @@ static void give_back(struct gpu *g, uint64_t bytes)
     pthread_mutex_unlock(&lock);
 }
 
+static void note_seen(const struct gpu *g, uint64_t addr, uint64_t bytes, bool handle)
+{
+    struct seen *n = g->counted ? malloc(sizeof(*n)) : NULL;
+
+    if (!n) /* without a note it is taken for the host's */
+        return;
+    pthread_mutex_lock(&lock);
+    *n = (struct seen){ seen, addr, bytes, g->info.ordinal, handle };
+    seen = n;
+    pthread_mutex_unlock(&lock);
+}
+
+static void forget_seen(uint64_t addr, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    for (struct seen **p = &seen; *p;) {
+        struct seen *n = *p;
+
+        if (n->addr < addr || n->addr >= addr + bytes) {
+            p = &n->next;
+            continue;
+        }
+        *p = n->next;
+        free(n);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static enum fl_status fake_where(uint64_t addr, struct gpu_where *out, struct fl_err *err)
+{
+    enum fl_status st = FL_NOT_FOUND;
+
+    pthread_mutex_lock(&lock);
+    for (const struct seen *n = seen; n && st != FL_OK; n = n->next) {
+        struct gpu_info info;
+
+        if (addr < n->addr || addr >= n->addr + n->bytes)
+            continue;
+        info = describe((size_t)n->ordinal);
+        *out = (struct gpu_where){ .start = n->addr, .bytes = n->bytes };
+        out->handle = n->handle && info.legacy_ipc;
+        memcpy(out->uuid, info.uuid, sizeof(out->uuid));
+        st = FL_OK;
+    }
+    pthread_mutex_unlock(&lock);
+    return st == FL_OK ? st
+                       : fl_fail(err, FL_NOT_FOUND, "memory at %#llx is on no device",
+                                 (unsigned long long)addr);
+}
+
 /* A memfd of so many bytes, sealed at that size: a peer must not be able to cut it short. */
 static enum fl_status pages(struct gpu *g, uint64_t bytes, int *fd, struct fl_err *err)
 {
@@ -311,16 +367,17 @@ static void fake_unreserve(struct gpu *g, uint64_t addr, uint64_t bytes)
 static enum fl_status fake_map(struct gpu *g, uint64_t addr, const struct gpu_chunk *c,
                                bool writable, struct fl_err *err)
 {
-    (void)g;
     FL_TRY(map_pages((void *)(uintptr_t)addr, c->bytes, chunk_fd(c),
                      PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, &addr, err));
+    note_seen(g, addr, c->bytes, false);
     (void)madvise((void *)(uintptr_t)addr, c->bytes, MADV_HUGEPAGE); /* a wish */
     return FL_OK;
 }
 
 static enum fl_status fake_unmap(struct gpu *g, uint64_t addr, uint64_t bytes, struct fl_err *err)
 {
-    (void)g;
+    if (g->counted)
+        forget_seen(addr, bytes);
     return map_pages((void *)(uintptr_t)addr, bytes, -1, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, &addr, err);
 }
@@ -345,6 +402,8 @@ static void drop_block(struct gpu *g, uint64_t addr)
 
         if (b->addr != addr)
             continue;
+        if (g->counted)
+            forget_seen(b->addr, b->bytes);
         munmap((void *)(uintptr_t)b->addr, b->bytes);
         if (b->fd >= 0) {
             close(b->fd);
@@ -366,6 +425,7 @@ static enum fl_status fake_alloc(struct gpu *g, uint64_t bytes, uint64_t *addr, 
     if (st == FL_OK) {
         st = add_block(g, at, bytes, fd, err);
         if (st == FL_OK) {
+            note_seen(g, at, bytes, true);
             *addr = at;
             return FL_OK;
         }
@@ -419,8 +479,10 @@ static enum fl_status fake_ipc_open(struct gpu *g, const struct gpu_handle *h, u
     close(fd);
     if (st == FL_OK)
         st = add_block(g, at, t.bytes, -1, err);
-    if (st == FL_OK)
+    if (st == FL_OK) {
+        note_seen(g, at, t.bytes, false);
         *addr = at;
+    }
     return st;
 }
 
@@ -483,6 +545,12 @@ static void fake_stream_free(struct gpu_stream *s)
 static void *fake_stream_raw(struct gpu_stream *s)
 {
     return s;
+}
+
+static enum fl_status fake_raw_sync(struct gpu *g, void *raw, struct fl_err *err)
+{
+    (void)raw;
+    return fake_sync(g, err);
 }
 
 static enum fl_status fake_stream_sync(struct gpu_stream *s, struct fl_err *err)
@@ -579,8 +647,8 @@ static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch 
     .chunk_export = fake_chunk_export, .chunk_import = fake_chunk_import, .reserve = fake_reserve,             \
     .unreserve = fake_unreserve, .map = fake_map, .unmap = fake_unmap, .alloc = fake_alloc,                    \
     .free = drop_block, .ipc_get = fake_ipc_get, .ipc_open = fake_ipc_open, .ipc_close = drop_block,           \
-    .peer = fake_peer, .pin = fake_pin, .unpin = fake_unpin, .stream = fake_stream,                            \
-    .stream_free = fake_stream_free, .stream_raw = fake_stream_raw, .stream_sync = fake_stream_sync, .stream_wait = fake_stream_wait,         \
+    .peer = fake_peer, .where = fake_where, .pin = fake_pin, .unpin = fake_unpin, .stream = fake_stream,                            \
+    .stream_free = fake_stream_free, .stream_raw = fake_stream_raw, .raw_sync = fake_raw_sync, .stream_sync = fake_stream_sync, .stream_wait = fake_stream_wait,         \
     .event = fake_event, .event_free = fake_event_free, .event_record = fake_event_record,                     \
     .event_done = fake_event_done, .event_sync = fake_event_sync, .event_ms = fake_event_ms,                   \
     .copy = fake_copy, .fill = fake_fill, .launch = fake_launch

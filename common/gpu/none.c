@@ -17,11 +17,18 @@ static enum fl_status none_open(const char *uuid, struct gpu **out, struct fl_er
                    "device %s: this machine has no CUDA driver, or FURLONG_GPU=none", uuid);
 }
 
+static enum fl_status none_where(uint64_t addr, struct gpu_where *out, struct fl_err *err)
+{
+    (void)out;
+    return fl_fail(err, FL_NOT_FOUND, "memory at %#llx is on no device: there is none",
+                   (unsigned long long)addr);
+}
+
 static void none_close(struct gpu *g)
 {
     (void)g;
 }
 
 const struct gpu_ops gpu_none = {
-    .name = "none", .list = none_list, .open = none_open, .close = none_close
+    .name = "none", .list = none_list, .open = none_open, .close = none_close, .where = none_where
 };

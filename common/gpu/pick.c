@@ -1,3 +1,4 @@
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,18 @@ enum fl_status gpu_pick(const struct gpu_ops **out, struct fl_err *err)
     }
     *out = picked;
     return FL_OK;
+}
+
+bool gpu_in_use(void)
+{
+    const char *word = getenv("FURLONG_GPU");
+    void *driver = word && *word ? NULL : dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+
+    if (word && *word)
+        return strcmp(word, "none") != 0;
+    if (driver)
+        dlclose(driver);
+    return driver != NULL;
 }
 
 void gpu_code_set(const struct gpu_code *code)

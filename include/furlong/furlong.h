@@ -17,7 +17,7 @@ extern "C" {
  *
  * Version rule: docs/library.md. A program names the ABI that it was compiled for in
  * furlong_join(); the library serves that one and every older one under the same soname. */
-#define FURLONG_ABI 1u
+#define FURLONG_ABI 2u /* 2: device and in_place of struct furlong_weights_opts */
 #define FURLONG_MAIN 0u /* lane: one ordered queue each; others by number, as the roles agree */
 #define FURLONG_FOREVER UINT32_MAX
 #define FURLONG_LANES 32u                 /* lanes of one process: numbers 0 to 31               */
@@ -154,14 +154,27 @@ struct furlong_tensor {
     uint8_t ndim;
     uint64_t shape[FL_DIMS];            /* the whole tensor                              */
     uint64_t at[FL_DIMS], len[FL_DIMS]; /* the box this process holds; len[0] 0: all     */
-    void *data; /* initial values, contiguous, row-major: copied in; NULL: zeros */
+    void *data; /* initial values, contiguous, row-major, of the host or a device: copied in (or see
+                 * in_place); NULL: zeros */
 };
 struct furlong_weights_opts {
     uint32_t slots;       /* 0: two where memory allows; 1: the old version is given up early */
-    bool fixed_addresses; /* captured graphs: commit remaps; 12 ms for 16 GiB on an H200      */
-    void *stream;         /* CUstream that the program's kernels run on; NULL: host memory    */
+    bool fixed_addresses; /* engine, on a device, captured graphs: data stays where it is, commit
+                           * changes the memory under it; 12 ms for 16 GiB on an H200            */
+    void *stream;         /* CUstream on which the program's kernels use these weights; NULL: all of
+                           * the device is waited for instead, before the program's side of publish,
+                           * commit and PAUSE counts as done                                   */
     bool check_equal;     /* engine: read all bytes once more and compare before they serve   */
     const char *local_dir; /* engine, disk-delta: for its own full copy; NULL: where its sockets are */
+    /* Since ABI 2. */
+    const char *device; /* where the weights lie: one of device_uuids, "host", or NULL: on the device
+                         * that the tensors' data is on; the seat's own when a stream is given and it
+                         * has one; else host memory                                             */
+    bool in_place;      /* trainer, on a device: data is the memory itself, the program's from offer to
+                         * drop; nothing is copied in. Memory of the arena (furlong_arena_alloc(),
+                         * furlong/torch.h) is given as it lies, cudaMalloc's by its handle, all else
+                         * through a staging buffer of the library's; the log says which and why. It
+                         * is one slot: what was published may be written again after begin         */
 };
 /* Trainer. Between publish and the next begin the memory is frozen: engines read it. begin asks the
  * coordinator (the driver) and returns when nobody reads what will be written: with one slot, when

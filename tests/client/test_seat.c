@@ -78,7 +78,7 @@ static void content_is_checked(void **state)
         enum fl_status want;
         const char *says;
     } rows[] = {
-        { "another ABI", bad_abi, FL_UNSUPPORTED, "ABI 2" },
+        { "another ABI", bad_abi, FL_UNSUPPORTED, "a seat of ABI" },
         { "rank past the world", bad_rank, FL_INVALID, "rank 1 of 1" },
         { "local world of none", bad_local, FL_INVALID, "local rank 0 of 0" },
         { "short key", bad_key, FL_INVALID, "key of 31" },

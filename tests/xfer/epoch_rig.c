@@ -248,6 +248,7 @@ static void done_with(void *arg, struct link_mem *mem)
     struct rig_proc *p = arg;
 
     t_true(p->reads != mem->addr, "the slot that serves is handed back");
+    t_true(p->window == NULL || p->shown != mem->addr, "the slot that is shown is handed back");
     mem_drop(mem);
     p->rooms--;
 }
@@ -287,17 +288,33 @@ static void resume(void *arg)
     p->paused = false;
 }
 
-static enum fl_status exchange(void *arg, struct link_mem *serves, struct link_mem *comes,
-                               struct fl_err *err)
+static enum fl_status can_show(void *arg, const struct link_mem *comes, struct fl_err *err)
+{
+    struct rig_proc *p = arg;
+    struct link_place at = { 0 };
+
+    place_of(p, p->r->o.addr_of_engines, &at);
+    if (!p->window)
+        FL_TRY(link_window_create(at.gpu_uuid, comes->bytes, &p->window, err));
+    return link_window_can(p->window, comes, err);
+}
+
+static enum fl_status show(void *arg, const struct link_mem *comes, struct link_mem *seen,
+                           struct fl_err *err)
 {
     struct rig_proc *p = arg;
 
-    t_true(p->paused, "memory is exchanged under an engine that runs");
-    return link_dev_exchange(serves, comes, err);
+    t_true(p->paused, "memory changes under an engine that runs");
+    FL_TRY(link_window_show(p->window, comes, false, err));
+    seen->addr = link_window_data(p->window);
+    p->shown = comes->addr;
+    return FL_OK;
 }
 
-static const struct xfer_sink_ops engine_ops = { room, done_with, pause, flip, resume, NULL };
-static const struct xfer_sink_ops fixed_ops = { room, done_with, pause, flip, resume, exchange };
+static const struct xfer_sink_ops engine_ops = { room, done_with, pause, flip, resume, NULL, NULL };
+static const struct xfer_sink_ops fixed_ops = {
+    room, done_with, pause, flip, resume, can_show, show
+};
 
 static void sink_open(struct rig_proc *p)
 {
@@ -388,7 +405,7 @@ static void on_stopped(struct fl_task *t)
 static void proc_fini(struct rig_proc *p)
 {
     p->stopped.run = on_stopped;
-    p->reads = NULL; /* the engine reads nothing any more */
+    p->reads = p->shown = NULL; /* the engine reads nothing any more */
     p->hold_flip = p->hold_pause = false;
     if (p->src)
         xfer_source_stop(p->src, &p->stopped);
@@ -401,6 +418,7 @@ static void proc_fini(struct rig_proc *p)
     rig_until(p->r, p->is_stopped);
     xfer_source_destroy(p->src);
     xfer_sink_destroy(p->sink);
+    link_window_destroy(FL_TAKE(p->window));
     t_int_eq(p->rooms, 0, "rooms of %s", p->me.name);
     for (unsigned i = 0; i < 2; i++)
         mem_drop(&p->slot[i]);
@@ -488,7 +506,7 @@ void rig_kill(struct rig_proc *p, bool tell)
 {
     struct fl_err why = { 0 };
 
-    p->reads = NULL;
+    p->reads = p->shown = NULL;
     streams_close(p);
     fl_fail(&why, FL_UNREACHABLE, "killed by signal 9");
     if (tell)
@@ -685,7 +703,10 @@ static void check_engine(struct rig_proc *p)
 
     if (!mem || rig_state(p) == RX_COMMITTING)
         return;
-    t_true(mem->addr == p->reads || !p->live, "%s reads what the plane says", p->me.name);
+    t_true((p->window ? p->shown : p->reads) == mem->addr || !p->live,
+           "%s reads what the plane says", p->me.name);
+    if (p->window && p->live) /* what is seen is what captured graphs read */
+        t_true(memcmp(p->reads, mem->addr, p->m.mem_bytes[0]) == 0, "%s sees it", p->me.name);
     for (unsigned i = 0; i < RIG_TENSORS; i++) {
         struct copying c = { (uint8_t *)mem->addr + p->pieces[i].off,
                              reference_of(p->r, v.number, i), false };

@@ -36,6 +36,8 @@ struct rig_proc { /* a trainer rank or a rank of an engine */
     struct xfer_sink *sink;
     struct xfer_version serving;
     const void *reads;                 /* NULL: no step may run */
+    struct link_window *window;        /* of fixed addresses */
+    const void *shown;                 /* what is seen there */
     bool paused, hold_flip, hold_pause; /* hold: the test posts it */
     struct fl_task *flip_task, *pause_task;
     unsigned rooms, flips, pauses, resumes;

@@ -43,18 +43,21 @@ static void shards_meet(void **state)
     rig_fini(&r);
 }
 
-/* The memory under a captured graph is exchanged: what the engine reads stays where it was. */
+/* The memory under a captured graph changes: what the engine reads stays where it was, whether it
+ * is the engine's own slots or the trainer's that take turns there. */
 static void addresses_stay(void **state)
 {
+    static const enum xfer_mode modes[] = { XFER_COPY,  XFER_COPY,  XFER_COPY, XFER_SHARE,
+                                            XFER_SHARE, XFER_SHARE, XFER_COPY, XFER_SHARE };
     struct rig_opts o = { .n_sources = 1, .n_engines = 2, .fixed = true };
     const void *at[2] = { NULL, NULL };
     struct rig r;
 
     (void)state;
     rig_init(&r, &o);
-    for (uint64_t v = 1; v <= 4; v++) {
+    for (uint64_t v = 1; v <= FL_LEN(modes); v++) {
         rig_next(&r, v);
-        t_ok(rig_update(&r, XFER_COPY, v), &r.err);
+        t_ok(rig_update(&r, modes[v - 1], v), &r.err);
         rig_check(&r);
         rig_check_all_serve(&r, v);
         for (unsigned e = 0; e < 2; e++) {

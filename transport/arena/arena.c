@@ -385,7 +385,7 @@ static enum fl_status zero(struct arena *a, const struct region *r, uint64_t off
 static enum fl_status place(struct arena *a, struct region *r, uint64_t bytes, uint32_t flags,
                             struct piece *p, struct fl_err *err)
 {
-    uint64_t align = bytes >= ARENA_BIG ? ARENA_BIG : ARENA_SMALL_ALIGN, off;
+    uint64_t align = bytes >= ARENA_BIG ? ARENA_BIG : ARENA_SMALL_ALIGN, asked = bytes, off;
     enum fl_status st = FL_OK;
     size_t span;
 
@@ -400,7 +400,7 @@ static enum fl_status place(struct arena *a, struct region *r, uint64_t bytes, u
         return fl_fail(err, FL_EXHAUSTED, "no memory to note a piece");
     FL_TRY(bring_in(a, r, off, bytes, err));
     if (flags & ARENA_ZEROED)
-        st = zero(a, r, off, bytes, err);
+        st = zero(a, r, off, asked, err); /* the rest of own chunks is nobody's */
     *p = (struct piece){
         .addr = r->base + off, .off = off, .bytes = bytes, .own_chunks = flags & ARENA_OWN_CHUNKS
     };
@@ -482,6 +482,11 @@ void arena_free(struct arena *a, void *at)
 enum fl_status arena_wait(struct arena *a, struct fl_err *err)
 {
     return a->gpu->sync(a->g, err); /* without the mutex: it may take as long as kernels do */
+}
+
+enum fl_status arena_wait_stream(struct arena *a, void *stream, struct fl_err *err)
+{
+    return stream ? a->gpu->raw_sync(a->g, stream, err) : arena_wait(a, err);
 }
 
 /* ==== rules ==== */

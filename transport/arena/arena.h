@@ -40,6 +40,8 @@ void arena_free(struct arena *a,
                 void *p); /* also while its tag is out; what is not of this arena is passed over */
 /* Until all that this process gave the device has run: before memory is freed that it may use. */
 enum fl_status arena_wait(struct arena *a, struct fl_err *err);
+/* The same for one stream, the driver's own (CUstream); NULL: as arena_wait(). */
+enum fl_status arena_wait_stream(struct arena *a, void *stream, struct fl_err *err);
 /* Weights are held in so many slots: for the advice when memory ends. 1 at first. */
 void arena_note_slots(struct arena *a, unsigned slots);
 

@@ -165,6 +165,7 @@ enum fl_status link_dev_alloc(const char *uuid, uint64_t bytes, struct link_mem 
                             .fds = malloc(n * sizeof(*o->fds)) };
     (void)FL_COPY(o->pages.uuid, uuid);
     o->pages.fds = o->fds;
+    o->pages.chunks = o->chunks;
     enum fl_status st =
         o->chunks && o->fds ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for %u chunks", n);
 
@@ -222,76 +223,6 @@ void link_dev_free(struct link_mem *mem)
     else if (link_dev_get(o->pages.uuid, &d, NULL) == FL_OK)
         slot_drop(d, o, dev_addr(mem->addr));
     *mem = (struct link_mem){ 0 };
-}
-
-/* ---- addresses that stay ---- */
-static enum fl_status remap(struct link_dev *d, uint64_t addr, const struct own_slot *o,
-                            struct fl_err *err)
-{
-    for (unsigned i = 0; i < o->pages.n_chunks; i++)
-        FL_TRY(d->gpu->map(d->g, addr + i * o->chunks[i].bytes, &o->chunks[i], true, err));
-    return FL_OK;
-}
-
-static enum fl_status unmap_all(struct link_dev *d, uint64_t addr, struct own_slot *o,
-                                struct fl_err *err)
-{
-    for (; o->n_mapped; o->n_mapped--)
-        FL_TRY(d->gpu->unmap(d->g, addr + (o->n_mapped - 1) * o->chunks[0].bytes,
-                             o->chunks[0].bytes, err));
-    return FL_OK;
-}
-
-static void swap_chunks(struct own_slot *a, struct own_slot *b)
-{
-    struct gpu_chunk *chunks = a->chunks;
-    int *fds = a->fds;
-
-    a->chunks = b->chunks;
-    b->chunks = chunks;
-    a->fds = b->fds;
-    b->fds = fds;
-    a->pages.fds = a->fds;
-    b->pages.fds = b->fds;
-}
-
-static enum fl_status map_both(struct link_dev *d, uint64_t ap, struct own_slot *a, uint64_t bp,
-                               struct own_slot *b, struct fl_err *err)
-{
-    FL_TRY(remap(d, ap, a, err));
-    a->n_mapped = a->pages.n_chunks;
-    FL_TRY(remap(d, bp, b, err));
-    b->n_mapped = b->pages.n_chunks;
-    return FL_OK;
-}
-
-enum fl_status link_dev_exchange(struct link_mem *p, struct link_mem *q, struct fl_err *err)
-{
-    struct own_slot *a = own_slot_of(p), *b = own_slot_of(q);
-    struct link_dev *d;
-    enum fl_status st;
-
-    if (!a || !b || a->foreign || b->foreign || a->reserved_bytes != b->reserved_bytes ||
-        strcmp(a->pages.uuid, b->pages.uuid) != 0)
-        return fl_fail(err, FL_INVALID,
-                       "slots of %llu and %llu bytes: only two of ours, of one size on one device, "
-                       "can change places",
-                       (unsigned long long)p->bytes, (unsigned long long)q->bytes);
-    FL_TRY(link_dev_get(a->pages.uuid, &d, err));
-    uint64_t ap = dev_addr(p->addr), bp = dev_addr(q->addr);
-
-    pthread_mutex_lock(&d->lock);
-    st = unmap_all(d, ap, a, err);
-    if (st == FL_OK)
-        st = unmap_all(d, bp, b, err);
-    if (st == FL_OK) {
-        swap_chunks(a, b);
-        st = map_both(d, ap, a, bp, b, err);
-    }
-    if (st != FL_OK && a->n_mapped != a->pages.n_chunks)
-        fl_wrap(err, st, "the weights at %p are not mapped any more", p->addr);
-    pthread_mutex_unlock(&d->lock);
-    return st;
 }
 
 /* ==== what belongs to others ================================================================== */
@@ -356,7 +287,8 @@ unsigned dev_handles_opened(void)
 }
 
 enum fl_status dev_map_chunks(struct link_dev *d, uint64_t addr, const int *fds, unsigned n,
-                              uint64_t each, bool writable, struct fl_err *err)
+                              uint64_t each, bool writable, struct gpu_chunk *keep,
+                              struct fl_err *err)
 {
     enum fl_status st = FL_OK;
     unsigned i = 0;
@@ -370,12 +302,18 @@ enum fl_status dev_map_chunks(struct link_dev *d, uint64_t addr, const int *fds,
         if (st != FL_OK)
             break;
         st = d->gpu->map(d->g, addr + i * each, &c, writable, err);
-        d->gpu->chunk_release(d->g, &c); /* lives on while it is mapped */
+        if (st == FL_OK && keep)
+            keep[i] = c;
+        else
+            d->gpu->chunk_release(d->g, &c); /* lives on while it is mapped */
         if (st != FL_OK)
             break;
     }
-    for (unsigned k = 0; st != FL_OK && k < i; k++)
+    for (unsigned k = 0; st != FL_OK && k < i; k++) {
         (void)d->gpu->unmap(d->g, addr + k * each, each, NULL);
+        if (keep)
+            d->gpu->chunk_release(d->g, &keep[k]);
+    }
     pthread_mutex_unlock(&d->lock);
     return st;
 }

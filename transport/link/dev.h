@@ -16,6 +16,8 @@ struct link_pages {               /* link_mem.impl of device memory */
     char uuid[GPU_UUID_BYTES];
     const int *fds; /* of each chunk, exported once; the owner's, until the memory goes */
     uint64_t off;   /* of the memory in the first chunk */
+    const struct gpu_chunk *chunks; /* the same as this process has them; NULL: by fds */
+    bool staged;    /* addresses that no other process can map: peers are given copies, a bucket at a time */
 };
 const struct link_pages *link_pages_of(const struct link_mem *mem); /* NULL: host memory */
 
@@ -28,12 +30,25 @@ void link_dev_free(struct link_mem *mem); /* {0} is fine */
  * The description is freed by link_dev_free(), the memory is not. */
 enum fl_status link_dev_foreign(const char *uuid, uint64_t addr, uint64_t bytes,
                                 struct link_mem *out, struct fl_err *err);
-/* Exchanges the chunks under two slots of one size, so that addresses stay where captured graphs
- * have them. Nothing may be using either. On failure both are as they were, or err says that they
- * are not mapped. */
-enum fl_status link_dev_exchange(struct link_mem *p, struct link_mem *q, struct fl_err *err);
+/* Addresses that stay where captured graphs have them, while the memory that is seen there changes. What is
+ * shown keeps its own addresses too. */
+struct link_window;
+enum fl_status link_window_create(const char *uuid, uint64_t bytes, struct link_window **out,
+                                  struct fl_err *err);
+/* FL_UNSUPPORTED: that memory has no chunks of its own to show. */
+enum fl_status link_window_can(const struct link_window *w, const struct link_mem *mem,
+                               struct fl_err *err);
+/* Nothing may be reading there. On failure nothing is seen there. */
+enum fl_status link_window_show(struct link_window *w, const struct link_mem *mem, bool writable,
+                                struct fl_err *err);
+void link_window_hide(struct link_window *w);
+void *link_window_data(const struct link_window *w);
+void link_window_destroy(struct link_window *w); /* NULL is fine */
 
 /* For threads that may wait. */
+/* The segments from one memory to another on the same device; the end of it is waited for. */
+enum fl_status link_mem_move(const struct link_mem *from, const struct link_mem *to,
+                             const struct link_seg *segs, size_t n, struct fl_err *err);
 struct link_run {
     uint64_t off, bytes;
 };

@@ -52,6 +52,8 @@ enum fl_status dev_handle_open(struct link_dev *d, const struct gpu_handle *h, u
                                struct fl_err *err);
 void dev_handle_close(struct link_dev *d, uint64_t addr);
 unsigned dev_handles_opened(void); /* since the start: tests count them */
-/* Chunks of descriptors at addresses of their own: n of each bytes from the first_th on. */
+/* n chunks of descriptors, of each bytes, at addr. keep: their handles, to map them elsewhere too
+ * and to release; NULL: they live as long as they are mapped. */
 enum fl_status dev_map_chunks(struct link_dev *d, uint64_t addr, const int *fds, unsigned n,
-                              uint64_t each, bool writable, struct fl_err *err);
+                              uint64_t each, bool writable, struct gpu_chunk *keep,
+                              struct fl_err *err);

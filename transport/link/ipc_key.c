@@ -98,12 +98,15 @@ static void view_drop(struct link_dev *d, struct ipc_view *v)
     if (v->key.kind == IPC_CHUNKS) {
         pthread_mutex_lock(&d->lock);
         for (uint32_t i = 0; i < v->n_mapped; i++)
+            d->gpu->chunk_release(d->g, &v->chunks[i]);
+        for (uint32_t i = 0; i < v->n_mapped; i++)
             (void)d->gpu->unmap(d->g, v->base + i * v->key.chunk_bytes, v->key.chunk_bytes, NULL);
         d->gpu->unreserve(d->g, v->base, v->reserved_bytes);
         pthread_mutex_unlock(&d->lock);
     } else if (v->key.kind == IPC_HANDLE) {
         dev_handle_close(d, v->base);
     }
+    free(v->chunks);
     free(v);
 }
 
@@ -147,6 +150,11 @@ static enum fl_status view_begin(struct ipc *k, const struct ipc_key *key, struc
     if (key->kind == IPC_HANDLE)
         return dev_handle_open(d, &key->handle, &v->base, err);
     v->reserved_bytes = key->n_chunks * key->chunk_bytes;
+    v->chunks = calloc(key->n_chunks, sizeof(*v->chunks));
+    if (!v->chunks)
+        return fl_fail(err, FL_EXHAUSTED, "no memory to note %u chunks", key->n_chunks);
+    v->pages.chunks = v->chunks;
+    v->pages.off = key->off;
     pthread_mutex_lock(&d->lock);
     st = d->gpu->reserve(d->g, v->reserved_bytes, &v->base, err);
     pthread_mutex_unlock(&d->lock);
@@ -169,6 +177,7 @@ static enum fl_status view_new(struct ipc *k, const struct ipc_key *key, bool wr
     enum fl_status st = view_begin(k, key, v, err);
 
     if (st != FL_OK) {
+        free(v->chunks);
         free(v);
         return st;
     }
@@ -186,8 +195,10 @@ static enum fl_status map_part(struct ipc *k, const struct link_key *theirs,
         return fl_fail(err, FL_CORRUPT, "a key for chunk %u of %u, chunk %u of %u is next",
                        key->first_chunk, key->n_chunks, v->n_mapped, v->key.n_chunks);
     FL_TRY(dev_map_chunks(k->dev, v->base + v->n_mapped * key->chunk_bytes, theirs->fds,
-                          theirs->n_fds, key->chunk_bytes, v->writable, err));
+                          theirs->n_fds, key->chunk_bytes, v->writable, v->chunks + v->n_mapped,
+                          err));
     v->n_mapped += theirs->n_fds;
+    v->pages.n_chunks = v->n_mapped;
     return FL_OK;
 }
 

@@ -30,6 +30,7 @@ struct ipc_view {
     uint32_t magic, users;
     struct ipc_key key;
     uint64_t base, reserved_bytes;
+    struct gpu_chunk *chunks; /* kept: what is shown elsewhere too has to be mapped again */
     uint32_t n_mapped;
     bool writable;
 };

@@ -44,7 +44,7 @@ static const void *whole_at(const struct delta_writer *d, size_t tensor, struct 
 
         if (p->tensor == tensor &&
             xfer_box_bytes(&m->tensors[tensor], &p->box) == xfer_tensor_bytes(&m->tensors[tensor]))
-            return (d->copy ? d->copy : (const char *)d->mems[p->mem].addr) + p->off;
+            return d->copy ? d->copy + d->copy_at[i] : (const char *)d->mems[p->mem].addr + p->off;
     }
     fl_fail(err, FL_UNSUPPORTED, "disk-delta writes whole tensors, this rank holds a part of %s",
             m->tensors[tensor].name);
@@ -108,13 +108,26 @@ static enum fl_status write_now(struct delta_writer *d, struct delta_source *src
 /* What is on a device is read once, while it is written and compared. */
 static enum fl_status fetch(struct delta_writer *d, struct fl_err *err)
 {
+    const struct xfer_manifest *m = d->have;
+    uint64_t all = 0;
+
     if (!d->mems[0].on_device)
         return FL_OK;
-    d->copy = malloc(d->mems[0].bytes);
+    d->copy_at = calloc(m->n_pieces + 1, sizeof(*d->copy_at));
+    for (size_t i = 0; d->copy_at && i < m->n_pieces; i++) {
+        d->copy_at[i] = all;
+        all += xfer_box_bytes(&m->tensors[m->pieces[i].tensor], &m->pieces[i].box);
+    }
+    d->copy = d->copy_at ? malloc(all + 1) : NULL;
     if (!d->copy)
-        return fl_fail(err, FL_EXHAUSTED, "no memory for %" PRIu64 " bytes off the device",
-                       d->mems[0].bytes);
-    return link_mem_read(&d->mems[0], 0, d->copy, d->mems[0].bytes, err);
+        return fl_fail(err, FL_EXHAUSTED, "no memory for %" PRIu64 " bytes off the device", all);
+    for (size_t i = 0; i < m->n_pieces; i++) {
+        const struct xfer_piece *p = &m->pieces[i];
+
+        FL_TRY(link_mem_read(&d->mems[p->mem], p->off, d->copy + d->copy_at[i],
+                             xfer_box_bytes(&m->tensors[p->tensor], &p->box), err));
+    }
+    return FL_OK;
 }
 
 static void writer_work(struct fl_work *w)
@@ -127,6 +140,7 @@ static void writer_work(struct fl_work *w)
     if (st == FL_OK)
         st = write_now(d, src, &d->err);
     free(FL_TAKE(d->copy));
+    free(FL_TAKE(d->copy_at));
     if (st != FL_OK)
         fl_wrap(&d->err, st, "writing version %" PRId64 " to %s", d->version, d->dir);
     free(src);

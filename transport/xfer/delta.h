@@ -15,6 +15,7 @@ struct delta_writer {
     char tag[32];                /* of this process: folders of two of them never mix */
     unsigned generation;         /* +1 when a number is written again with other bytes */
     char *copy;                  /* of what is on a device, while it is written */
+    uint64_t *copy_at;           /* of each piece */
     void **was;                  /* per tensor: what was written last */
     int64_t was_version, version;
     struct fl_err err;

@@ -74,30 +74,17 @@ static void note_digests(struct xfer_sink *s)
 
 /* ---- the flip ---- */
 
-/* What has come takes the addresses of what serves. */
-static void exchange(struct xfer_sink *s)
-{
-    int a = s->view.slot, b = s->next.slot;
-    struct fl_err err = { 0 };
-
-    if (!s->ops->exchange || a < 0 || b < 0 || a == b)
-        return;
-    if (s->ops->exchange(s->arg, &s->slot[a], &s->slot[b], &err) != FL_OK) {
-        fl_warn("weights change their address member=\"%s\" why=\"%s\"", s->me.name, err.text);
-        return;
-    }
-    s->view.slot = b;
-    s->view.mem = s->slot[b];
-    s->next.slot = a;
-    s->next.mem = s->slot[a];
-    s->slot_gen[a] = ++s->gens; /* keys of either name other pages */
-    s->slot_gen[b] = ++s->gens;
-}
-
+/* What has come is seen at the addresses of what served. It was looked at before it counted as
+ * verified, so only a lost device refuses now. */
 static void flip_now(struct xfer_sink *s)
 {
-    exchange(s);
-    s->ops->flip(s->arg, &s->staged, &s->next.mem, &s->flipped_back);
+    struct link_mem seen = s->next.mem;
+    struct fl_err err = { 0 };
+
+    if (s->ops->show && s->ops->show(s->arg, &s->next.mem, &seen, &err) != FL_OK)
+        fl_error("weights are not seen at their fixed addresses member=\"%s\" why=\"%s\"",
+                 s->me.name, err.text);
+    s->ops->flip(s->arg, &s->staged, &seen, &s->flipped_back);
 }
 
 static void do_flip(struct xfer_sink *s)
@@ -105,7 +92,7 @@ static void do_flip(struct xfer_sink *s)
     s->flipping = true;
     if (!s->pause_from_ns)
         s->pause_from_ns = fl_loop_now_ns(s->loop);
-    if ((s->hold || s->ops->exchange) && !s->paused) {
+    if ((s->hold || s->ops->show) && !s->paused) {
         s->pausing = true;
         s->ops->pause(s->arg, &s->paused_back);
         return;
@@ -232,6 +219,11 @@ static void take_on_all_in(void *arg, bool whole)
     if (whole && (FL_FAULT("xfer.verified") || !view_make(s, &s->next))) {
         view_fini(s, &s->next);
         fl_fail(&none.why, FL_EXHAUSTED, "%s: no memory to serve what has arrived", s->me.name);
+        take_on_bad(s, &none);
+        return;
+    }
+    if (whole && s->ops->can_show && s->ops->can_show(s->arg, &s->next.mem, &none.why) != FL_OK) {
+        view_fini(s, &s->next);
         take_on_bad(s, &none);
         return;
     }

@@ -20,11 +20,12 @@ struct xfer_sink_ops { /* the engine's side, all on the loop thread */
      * read-only. Post flipped between two steps. mem's memory stays good until the next flip has been posted. */
     void (*flip)(void *arg, const struct xfer_version *now, const struct link_mem *mem, struct fl_task *flipped);
     void (*resume)(void *arg);
-    /* For engines whose addresses must stay (captured graphs): the memory under the slot that serves and
-     * under the one that comes changes places, while the engine is paused; flip() then names the
-     * address that served before. NULL: addresses change with every version. */
-    enum fl_status (*exchange)(void *arg, struct link_mem *serves, struct link_mem *comes,
-                               struct fl_err *err);
+    /* For engines whose addresses must stay (captured graphs), else NULL. can_show: what has come and is
+     * verified, could it be seen there? Else the epoch fails here and the old version serves on. show:
+     * it is, from now on, while the engine is paused; *seen is what flip() names. */
+    enum fl_status (*can_show)(void *arg, const struct link_mem *comes, struct fl_err *err);
+    enum fl_status (*show)(void *arg, const struct link_mem *comes, struct link_mem *seen,
+                           struct fl_err *err);
 };
 struct xfer_sink_opts { /* all copied */
     const char *set;

@@ -25,8 +25,8 @@ struct xfer_source {
     struct xfer_manifest *have_own; /* decoded copy: one heap block */
     void *image;
     size_t image_bytes;
-    struct link_mem mem[2];
-    unsigned n_slots, slot; /* slot: in hand */
+    struct link_mem *mems[2]; /* of each slot: have->n_mems */
+    unsigned n_slots, slot;   /* slot: in hand */
     enum src_state state;
     bool has_published, was_read; /* was_read: some coordinator has had us in an epoch */
     unsigned published_slot;
@@ -35,8 +35,13 @@ struct xfer_source {
     uint64_t (*fresh)[2];   /* being made */
     struct fl_work digest_work;
     struct fl_err digest_err;
-    struct link_seg *segs; /* on a device: the runs of all pieces, tensor is the piece */
+    struct link_seg
+        *segs; /* on a device: the runs of all pieces, memory by memory; tensor is the piece */
+    size_t *segs_of; /* of each memory, where they begin; one more */
     size_t n_segs;
+    enum fl_status (*room)(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err);
+    void (*done_with)(void *arg, struct link_mem *room);
+    void *arg;
     struct xfer_wait *wait; /* of begin or publish */
     struct fl_task wait_back;
     struct fl_err wait_err;
@@ -206,24 +211,27 @@ static bool add_seg(void *arg, const struct link_seg *seg)
 static enum fl_status device_segs(struct xfer_source *s, struct fl_err *err)
 {
     struct piece_segs ps = { 0 };
-    bool good = true;
+    bool good = s->segs_of != NULL;
 
-    for (size_t i = 0; good && !s->segs && i < s->have->n_pieces; i++) {
-        const struct xfer_piece *p = &s->have->pieces[i];
-        struct placed at = { &p->box, p->off };
+    if (s->segs)
+        return FL_OK;
+    for (size_t m = 0; good && m < s->have->n_mems; m++) {
+        s->segs_of[m] = ps.n;
+        for (size_t i = 0; good && i < s->have->n_pieces; i++) {
+            const struct xfer_piece *p = &s->have->pieces[i];
+            struct placed at = { &p->box, p->off };
 
-        good =
-            box_segments(&s->have->tensors[p->tensor], (uint32_t)i, &p->box, at, at, add_seg, &ps);
+            good = p->mem != m || box_segments(&s->have->tensors[p->tensor], (uint32_t)i, &p->box,
+                                               at, at, add_seg, &ps);
+        }
     }
     if (!good) {
         free(ps.at);
         return fl_fail(err, FL_EXHAUSTED, "no memory for the runs of %zu pieces",
                        s->have->n_pieces);
     }
-    if (!s->segs) {
-        s->segs = ps.at;
-        s->n_segs = ps.n;
-    }
+    s->segs = ps.at;
+    s->n_segs = s->segs_of[s->have->n_mems] = ps.n;
     return FL_OK;
 }
 
@@ -234,8 +242,14 @@ static enum fl_status device_digests(struct xfer_source *s, struct fl_err *err)
 
     if (!each)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %zu digests", s->n_segs);
-    enum fl_status st = link_mem_digest(&s->mem[s->slot], s->segs, s->n_segs, true, each, err);
+    enum fl_status st = FL_OK;
 
+    for (size_t m = 0; m < s->have->n_mems && st == FL_OK; m++) {
+        size_t at = s->segs_of[m], n = s->segs_of[m + 1] - at;
+
+        if (n)
+            st = link_mem_digest(&s->mems[s->slot][m], s->segs + at, n, true, each + at, err);
+    }
     for (size_t i = 0; i < s->n_segs; i++) { /* tensor: the piece */
         s->fresh[s->segs[i].tensor][0] += each[i][0];
         s->fresh[s->segs[i].tensor][1] += each[i][1];
@@ -250,7 +264,7 @@ static void digest_work(struct fl_work *w)
 
     memset(s->fresh, 0, s->have->n_pieces * sizeof(*s->fresh));
     s->digest_err = (struct fl_err){ 0 };
-    if (s->mem[s->slot].on_device) {
+    if (s->mems[s->slot][0].on_device) {
         s->digest_err.status = device_digests(s, &s->digest_err);
         return;
     }
@@ -258,7 +272,7 @@ static void digest_work(struct fl_work *w)
         const struct xfer_piece *p = &s->have->pieces[i];
 
         xfer_digest_piece(s->fresh[i], &s->have->tensors[p->tensor], &p->box,
-                          (const char *)s->mem[s->slot].addr + p->off);
+                          (const char *)s->mems[s->slot][p->mem].addr + p->off);
     }
 }
 
@@ -317,7 +331,7 @@ const struct link_mem *xfer_source_data(const struct xfer_source *s, unsigned *i
 {
     if (index)
         *index = s->slot;
-    return &s->mem[s->slot];
+    return &s->mems[s->slot][0];
 }
 
 bool xfer_source_version(const struct xfer_source *s, uint64_t *number)
@@ -341,7 +355,7 @@ static enum fl_status give_slot_of(void *arg, const struct xfer_version *want,
                        "%s has published version %" PRIu64 ", version %" PRIu64 " is asked for",
                        s->me.name, s->published, want->number);
     s->was_read = true;
-    *out = (struct give_slot){ .mems = &s->mem[s->published_slot],
+    *out = (struct give_slot){ .mems = s->mems[s->published_slot],
                                .index = s->published_slot,
                                .gen = (uint16_t)(s->published_slot + 1),
                                .number = s->published };
@@ -510,29 +524,43 @@ static void source_serve(struct port_set *set, uint16_t method, struct call_req 
 
 /* ---- life ---- */
 
+static enum fl_status slot_fill(struct xfer_source *s, unsigned slot, const struct link_mem *mems,
+                                const struct xfer_manifest *have, const char *set,
+                                struct fl_err *err)
+{
+    s->mems[slot] = calloc(have->n_mems, sizeof(*mems));
+    if (!s->mems[slot])
+        return fl_fail(err, FL_EXHAUSTED, "no memory to note %zu memories", have->n_mems);
+    for (size_t m = 0; m < have->n_mems; m++) {
+        s->mems[slot][m] = mems[m];
+        if (mems[m].bytes < have->mem_bytes[m])
+            return fl_fail(err, FL_INVALID,
+                           "slot %u of weights \"%s\" has %" PRIu64 " bytes, %" PRIu64
+                           " are laid out",
+                           slot, set, mems[m].bytes, have->mem_bytes[m]);
+    }
+    return FL_OK;
+}
+
 static enum fl_status source_fill(struct xfer_source *s, const struct xfer_source_opts *o,
                                   struct fl_err *err)
 {
     if (o->n_slots < 1 || o->n_slots > 2)
         return fl_fail(err, FL_INVALID, "weights \"%s\": %u slots, 1 or 2 are possible", o->set,
                        o->n_slots);
-    if (o->have->n_mems != 1)
-        return fl_fail(err, FL_INVALID, "weights \"%s\": %zu memories a slot, one is possible",
+    if (o->have->n_mems != 1 && !(o->mems && o->n_slots == 1))
+        return fl_fail(err, FL_INVALID,
+                       "weights \"%s\": %zu memories a slot, one is possible where slots change",
                        o->set, o->have->n_mems);
-    for (unsigned i = 0; i < o->n_slots; i++) {
-        s->mem[i] = o->slot[i];
-        if (s->mem[i].bytes < o->have->mem_bytes[0])
-            return fl_fail(err, FL_INVALID,
-                           "slot %u of weights \"%s\" has %" PRIu64 " bytes, %" PRIu64
-                           " are laid out",
-                           i, o->set, s->mem[i].bytes, o->have->mem_bytes[0]);
-    }
+    for (unsigned i = 0; i < o->n_slots; i++)
+        FL_TRY(slot_fill(s, i, o->mems ? o->mems : &o->slot[i], o->have, o->set, err));
     FL_TRY(xfer_manifest_encode(o->have, &s->image, &s->image_bytes, err));
     FL_TRY(xfer_manifest_decode(s->image, s->image_bytes, &s->have_own, err));
     s->have = s->have_own;
     s->digests = calloc(s->have->n_pieces + 1, sizeof(*s->digests));
     s->fresh = calloc(s->have->n_pieces + 1, sizeof(*s->fresh));
-    if (!s->digests || !s->fresh)
+    s->segs_of = calloc(s->have->n_mems + 1, sizeof(*s->segs_of));
+    if (!s->digests || !s->fresh || !s->segs_of)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %zu pieces of weights", s->have->n_pieces);
     return FL_OK;
 }
@@ -542,6 +570,9 @@ static void source_free(struct xfer_source *s)
     free(s->digests);
     free(s->fresh);
     free(s->segs);
+    free(s->segs_of);
+    free(s->mems[0]);
+    free(s->mems[1]);
     free(s->image);
     free(s->have_own);
     free(s);
@@ -561,6 +592,9 @@ enum fl_status xfer_source_create(struct fl_loop *l, struct xfer_port *port,
     s->me = o->me;
     s->place = o->place;
     s->n_slots = o->n_slots;
+    s->room = o->room;
+    s->done_with = o->done_with;
+    s->arg = o->arg;
     s->set.serve = source_serve;
     s->wait_back.run = wait_run;
     s->begin_late.fire = begin_on_late;

@@ -14,6 +14,11 @@ struct xfer_source_opts { /* all copied */
     const struct xfer_manifest *have; /* one memory: pieces' offsets in a slot                     */
     struct link_mem slot[2];          /* the memory is the owner's, until destroy; 256-byte aligned */
     unsigned n_slots;                 /* 1 or 2: begin hands out the one that was not published last */
+    const struct link_mem *mems;      /* NULL, or the memories of the only slot: have->n_mems, slot[] is not looked at */
+    /* Room for copies of staged memory (struct link_pages), for one epoch at a time; NULL: none is staged. */
+    enum fl_status (*room)(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err);
+    void (*done_with)(void *arg, struct link_mem *room);
+    void *arg;
 };
 enum fl_status xfer_source_create(struct fl_loop *l, struct xfer_port *port, const struct xfer_source_opts *o,
                                   struct xfer_source **out, struct fl_err *err);

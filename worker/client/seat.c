@@ -24,7 +24,7 @@ static void boot_id_read(char out[37])
 
 static enum fl_status seat_check(const Fl__Seat *pb, struct fl_err *err)
 {
-    if (pb->abi != FURLONG_ABI)
+    if (pb->abi == 0 || pb->abi > FURLONG_ABI) /* of an older daemon: nothing in it has changed */
         return fl_fail(
             err, FL_UNSUPPORTED,
             "the daemon prepared a seat of ABI %u, this libfurlong speaks %u: install both "
