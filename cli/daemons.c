@@ -14,10 +14,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/interrupt.h"
 #include "common/base/fault.h"
 
 extern char **environ;
-enum { READY_FD = 3, READY_BYTES = 16 << 10, INFO_BYTES = 64 << 10, MAX_DAEMONS = 256, NODE_KILL_MS = 6000 };
+enum { READY_FD = 3, READY_BYTES = 16 << 10, INFO_BYTES = 64 << 10, MAX_DAEMONS = 256, NODE_KILL_MS = 6000, UNREADY_MS = 5000 };
 
 static uint64_t now_ms(void)
 {
@@ -91,10 +92,12 @@ static enum fl_status read_ready(const char *program, const char *log, int fd, u
 
     for (;;) {
         uint64_t now = now_ms();
-        struct pollfd p = { .fd = fd, .events = POLLIN };
+        struct pollfd p[2] = { { .fd = fd, .events = POLLIN }, { .fd = cli_signals_fd(), .events = POLLIN } };
         ssize_t n;
+        int ready_fds = poll(p, 2, now < due ? (int)(due - now) : 0);
 
-        if (poll(&p, 1, now < due ? (int)(due - now) : 0) == 0)
+        FL_TRY(cli_interrupted(err, "%s to be ready; it is ended again", program));
+        if (ready_fds == 0)
             return fl_fail(err, FL_TIMEOUT, "%s was not ready within %u ms; its log is %s", program,
                            wait_ms, log);
         n = read(fd, line + len, sizeof(line) - 1 - len);
@@ -119,6 +122,30 @@ static enum fl_status read_ready(const char *program, const char *log, int fd, u
         return st;
     }
     return FL_OK;
+}
+
+static bool ended_within(int pidfd, uint32_t ms)
+{
+    struct pollfd p = { .fd = pidfd, .events = POLLIN };
+    int rc;
+
+    do
+        rc = poll(&p, 1, (int)ms);
+    while (rc < 0 && errno == EINTR);
+    return rc > 0;
+}
+
+/* One that nobody waits for any more would come up later, and stay. */
+static void end_unready(pid_t pid)
+{
+    int fd = pidfd_open(pid, 0);
+
+    (void)kill(pid, SIGTERM); /* our child, not reaped yet: the number is its own */
+    if (fd >= 0 && !ended_within(fd, UNREADY_MS))
+        (void)kill(pid, SIGKILL);
+    if (fd >= 0)
+        close(fd);
+    (void)waitpid(pid, NULL, fd >= 0 ? 0 : WNOHANG);
 }
 
 enum fl_status cli_daemon_start(const char *program, const char *const *args, const char *log_dir,
@@ -146,6 +173,8 @@ enum fl_status cli_daemon_start(const char *program, const char *const *args, co
     if (st == FL_OK)
         st = read_ready(program, log, fds[0], wait_ms, ready, err);
     close(fds[0]);
+    if (st == FL_TIMEOUT || st == FL_CANCELLED)
+        end_unready(pid);
     return st;
 }
 
@@ -207,17 +236,6 @@ void cli_daemons_free(struct cli_daemon *d, size_t n)
     for (size_t i = 0; i < n; i++)
         json_decref(d[i].info);
     free(d);
-}
-
-static bool ended_within(int pidfd, uint32_t ms)
-{
-    struct pollfd p = { .fd = pidfd, .events = POLLIN };
-    int rc;
-
-    do
-        rc = poll(&p, 1, (int)ms);
-    while (rc < 0 && errno == EINTR);
-    return rc > 0;
 }
 
 bool cli_daemon_wait(const struct cli_daemon *d, uint32_t ms)

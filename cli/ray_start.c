@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cli/interrupt.h"
 #include "cli/ray.h"
 #include "cli/start.h"
 #include "common/base/file.h"
@@ -259,7 +260,10 @@ int ray_start(int argc, char **argv)
     if (s.head) {
         if (!fl_opts_given(&o, "dashboard-port"))
             pick_http_port(&s);
-        return start_head(&s);
+        cli_signals_hold();
+        rc = start_head(&s);
+        cli_signals_let();
+        return rc;
     }
     for (size_t i = 0; i < FL_LEN(heads_only); i++)
         if (fl_opts_from(&o, heads_only[i]) == FL_OPT_LINE)
@@ -268,5 +272,8 @@ int ray_start(int argc, char **argv)
         return ray_failed("Error", "`--address` is a required flag unless starting a head node with `--head`.");
     if (ray_refuse_fan_out(o.program, s.address)) /* what was not stopped is not started twice */
         return 1;
-    return start_worker(&s);
+    cli_signals_hold();
+    rc = start_worker(&s);
+    cli_signals_let();
+    return rc;
 }

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/interrupt.h"
 #include "cli/quote.h"
 #include "common/base/file.h"
 #include "common/base/str.h"
@@ -205,6 +206,16 @@ static void stop(struct one *o)
     o->pid = -1;
 }
 
+/* What goes on there without us may still come to its end. */
+static enum fl_status given_up(struct all *a, size_t begun, bool *done, enum fl_status st)
+{
+    for (size_t i = 0; i < begun; i++) {
+        done[i] |= a->ones[i].pid > 0;
+        stop(&a->ones[i]);
+    }
+    return st;
+}
+
 static enum fl_status run(struct all *a, bool *done, struct fl_err *err)
 {
     size_t next = 0, busy = 0, bad = 0, n = a->h->n;
@@ -212,7 +223,7 @@ static enum fl_status run(struct all *a, bool *done, struct fl_err *err)
     char first[200] = "";
 
     while ((next < n && !bad) || busy) {
-        struct pollfd fds[AT_ONCE];
+        struct pollfd fds[AT_ONCE + 1];
         size_t k = 0;
 
         while (next < n && busy < AT_ONCE && !bad) {
@@ -222,14 +233,21 @@ static enum fl_status run(struct all *a, bool *done, struct fl_err *err)
         for (size_t i = 0; i < next && k < AT_ONCE; i++)
             if (a->ones[i].pid > 0)
                 fds[k++] = (struct pollfd){ .fd = a->ones[i].out, .events = POLLIN };
-        (void)poll(fds, k, 50); /* the end of a child makes no event of its own */
+        fds[k] = (struct pollfd){ .fd = cli_signals_fd(), .events = POLLIN };
+        (void)poll(fds, k + 1, 50); /* the end of a child makes no event of its own */
+        enum fl_status st = cli_interrupted(err, "ssh to %zu hosts", busy);
+
+        if (st != FL_OK)
+            return given_up(a, next, done, st);
         bool late = now_ms() >= due;
 
         for (size_t i = 0; i < next; i++) {
             struct one *o = &a->ones[i];
             int code = o->pid > 0 ? over(o) : -2;
 
-            if (code == -1 && late) {
+            bool cut = code == -1 && late;
+
+            if (cut) {
                 stop(o);
                 keep(o, "\nno answer in time", 18);
                 code = 255;
@@ -237,7 +255,7 @@ static enum fl_status run(struct all *a, bool *done, struct fl_err *err)
             if (code < 0)
                 continue;
             busy--;
-            done[i] = code == 0;
+            done[i] = code == 0 || cut;
             if (code && !bad++)
                 snprintf(first, sizeof(first), "%.60s: %.100s (exit code %d)", a->h->names[i],
                          *last_line(o) ? last_line(o) : "it said nothing", code);

@@ -7,6 +7,7 @@
 
 #include "cli/cli.h"
 #include "cli/daemons.h"
+#include "cli/interrupt.h"
 #include "cli/start.h"
 #include "common/base/loop.h"
 #include "common/base/str.h"
@@ -268,6 +269,8 @@ static int run(const struct start *s)
     struct fl_err err = { 0 };
     size_t n = 0;
     int rc = 0;
+
+    cli_signals_hold(); /* what is started is ended again, or said to be there */
     enum fl_status st = s->head ? cli_start_head(&s->how, &head, &err) : FL_OK;
 
     if (st == FL_OK && head)
@@ -293,6 +296,7 @@ static int run(const struct start *s)
     fflush(stdout);
     if (st == FL_OK && s->block)
         rc = block(d, n);
+    cli_signals_let();
     json_decref(head);
     json_decref(node);
     return rc;

@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "cli/daemons.h"
+#include "cli/interrupt.h"
 #include "cli/job.h"
 #include "cli/launch.h"
 #include "cli/quote.h"
@@ -224,6 +225,7 @@ static int run(struct train *t, const struct fl_opts *o)
     char id[CLI_JOB_BYTES] = "";
     enum fl_status st = make_run_dir(t, &err);
 
+    cli_signals_hold(); /* until they mean the job */
     if (st == FL_OK)
         st = find_or_start(t, &c, &err);
     json_t *body = st == FL_OK ? submission(t, o) : NULL;
@@ -244,6 +246,8 @@ static int run(struct train *t, const struct fl_opts *o)
     how.n_own = t->n_own;
     (void)fl_path(logs, NULL, "%s/logs", t->run_dir); /* made a moment ago: it is not too long */
     int rc = cli_watch(o->program, &c, id, &how);
+
+    cli_signals_let();
     if (rc != 130) { /* the user left a run behind on purpose */
         end_private(t, t->own_ended);
         launch_end(&t->launch);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/interrupt.h"
 #include "common/base/str.h"
 
 const struct fl_opt cli_common_opts[] = {
@@ -55,7 +56,9 @@ int cli_failed(const char *program, const struct fl_err *err)
 {
     fflush(stdout);
     fprintf(stderr, "%s: %s\n", program, err->text);
-    return err->status == FL_CANCELLED ? 130 : 1;
+    if (err->status != FL_CANCELLED)
+        return 1;
+    return cli_interrupt_code() ? cli_interrupt_code() : 130;
 }
 
 int cli_misused(const char *program, const char *fmt, ...)

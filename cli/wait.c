@@ -1,11 +1,12 @@
 #include "cli/wait.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>
-#include <unistd.h>
 
+#include "cli/interrupt.h"
 #include "common/base/str.h"
 
 enum { LOOK_MS = 200, ASK_MS = 5000, NAMED = 8 };
@@ -108,6 +109,9 @@ enum fl_status wait_for_nodes(const struct cli_cluster *c, const struct wait_for
         }
         if (now_ms() >= due)
             return fl_fail(err, FL_TIMEOUT, "not there within %u s: %s", wait_ms / 1000, *text ? text : "the head does not answer");
-        (void)usleep(LOOK_MS * 1000);
+        struct pollfd p = { .fd = cli_signals_fd(), .events = POLLIN };
+
+        (void)poll(&p, 1, LOOK_MS);
+        FL_TRY(cli_interrupted(err, "nodes: %s", *text ? text : "the head does not answer"));
     }
 }

@@ -8,6 +8,12 @@ import harness
 from harness import place, wait_for
 
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 def test_start_status_stop():
     with place() as p:
         p.start_head("--num-gpus=2")
@@ -31,6 +37,26 @@ def test_second_head_is_refused_and_harms_nothing():
         r = p.furlong("start", "--head", "--port=0", "--dashboard-port=0")
         assert r.code == 1 and str(h["pid"]) in r.err, r
         assert p.furlong("status", "--json", check=0).json()["state"] == "READY"
+
+
+def test_a_start_that_is_interrupted_leaves_nothing():
+    nobody = f"127.0.0.1:{free_port()}"
+    waits = "furlong-node --ready-fd"
+    run = ["train", "--num-nodes=3", "--head-ip=127.0.0.1", "--join-timeout=300"]
+    for name, words, seen, signum in (
+            ("a node, before there is a head", ["start", f"--address={nobody}", "--wait=300"], waits, signal.SIGTERM),
+            ("the same, in the foreground", ["start", f"--address={nobody}", "--wait=300", "--block"], waits, signal.SIGINT),
+            ("its terminal is closed", ["start", f"--address={nobody}", "--wait=300"], waits, signal.SIGHUP),
+            ("a run that waits for nodes", run, "1/3 nodes", signal.SIGINT)):
+        with place() as p, open(f"{p.root}/err", "w+", encoding="utf-8") as err:
+            c = p.spawn("furlong", *words, stderr=err)
+            said = lambda: open(f"{p.root}/err", encoding="utf-8").read() + "".join(f"{cmd}\n" for _, cmd in p.processes())
+            wait_for(name, lambda: seen in said())
+            c.send_signal(signum)
+            c.communicate(timeout=30 * harness.SLOW)
+            assert c.returncode == 128 + signum, (name, c.returncode, said())
+            assert f"{signum.name} came while waiting for" in said(), (name, said())
+            assert p.left_behind() == [], (name, p.left_behind())
 
 
 def test_job_exit_code_and_output():
