@@ -4,6 +4,8 @@ them in any case."""
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 
 import harness
@@ -53,6 +55,42 @@ def test_manifests_fit_together():
         if kind == "StatefulSet":
             assert d["spec"]["selector"]["matchLabels"] == labels
             assert by["Service", d["spec"]["serviceName"]]["spec"]["selector"] == labels
+
+
+def test_a_slurm_task_that_is_ended_ends_in_order():
+    """srun ends the tasks of a failed job with SIGTERM: a node's task then has no say in the job's exit code, the first one
+    ends the run and the cluster."""
+    for procid, wanted in (("1", 0), ("0", 143)):
+        with place() as p:
+            with socket.socket() as s:
+                s.bind(("127.0.0.1", 0))
+                port = s.getsockname()[1]
+            os.makedirs(f"{p.root}/bin")
+            os.makedirs(f"{p.root}/job")
+            with open(f"{p.root}/bin/scontrol", "w", encoding="ascii") as f:
+                f.write("#!/bin/sh\necho n1\n")
+            os.chmod(f"{p.root}/bin/scontrol", 0o755)
+            env = {**p.env, "PATH": f"{p.root}/bin:{os.environ['PATH']}", "FURLONG": f"{harness.BIN}/furlong", "FURLONG_PORT": str(port),
+                   "FURLONG_NODE_GPUS": "1", "FURLONG_JOB_DIR": f"{p.root}/job", "HEAD_ADDR": "127.0.0.1", "SLURM_TMPDIR": p.root,
+                   "SLURM_JOB_ID": f"{os.getpid()}", "SLURM_PROCID": procid, "SLURMD_NODENAME": f"n{procid}", "SLURM_JOB_NODELIST": "n[0-1]"}
+            mine = f"/tmp/fl-{os.getpid()}-{procid}"
+            with open(f"{p.root}/out", "w+", encoding="utf-8") as out:
+                task = subprocess.Popen(["bash", f"{TOP}/deploy/slurm/furlong.sbatch", "--role"], env=env, cwd=p.root, stdout=out, stderr=out,
+                                        start_new_session=True)
+                said = lambda: open(f"{p.root}/out", encoding="utf-8").read()
+                daemons = lambda: subprocess.run(["pgrep", "-f", f"furlong-(head|node).*{port}"], capture_output=True).stdout
+                try:
+                    harness.wait_for("the task waits", lambda: "1/2 nodes" in said() if procid == "0" else daemons())
+                    os.killpg(task.pid, signal.SIGTERM)
+                    code = task.wait(timeout=60 * harness.SLOW)
+                finally:
+                    if task.poll() is None:
+                        os.killpg(task.pid, signal.SIGKILL)
+                        task.wait()
+            assert code == wanted, (procid, code, said())
+            assert "SIGTERM came while waiting for" in said(), said()
+            harness.wait_for("no daemon", lambda: not daemons(), 10)
+            assert not os.path.exists(mine), mine
 
 
 def test_units_are_systemds():
