@@ -43,7 +43,7 @@ def shown(v):
 
 def check(ray, own, documented):
     """One line a call; equal, or different on purpose, or wrong."""
-    lines, bad = [], 0
+    lines, bad, n = [], 0, 0
     theirs, ours = dict(ray), dict(own)
     used = set()
     for label in dict.fromkeys([x for x, _ in ray] + [x for x, _ in own]):
@@ -55,13 +55,15 @@ def check(ray, own, documented):
         else:
             good = a == b
         bad += not good
-        lines.append(f"{'ok' if good else 'not ok'} {len(lines) + 1} - {label}" + (f" (differs: {known[1]})" if known and good else ""))
+        n += 1
+        lines.append(f"{'ok' if good else 'not ok'} {n} - {label}" + (f" (differs: {known[1]})" if known and good else ""))
         if not good:
             lines += [f"# ray:  {shown(a)}", f"# ours: {shown(b)}"]
     for k in KNOWN:
         if k[0] not in used:
             bad += 1
-            lines.append(f"not ok {len(lines) + 1} - no call is named {k[0]} any more")
+            n += 1
+            lines.append(f"not ok {n} - no call is named {k[0]} any more")
     return lines, bad
 
 

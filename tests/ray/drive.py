@@ -431,7 +431,7 @@ def commands(client):
     p = subprocess.run([os.path.join(BIN, "ray"), "job", "list"], env=dict(os.environ, RAY_ADDRESS=ADDRESS), capture_output=True, text=True,
                        timeout=60)
     rows = sorted(norm_text(x) for x in re.findall(r"submission_id='([^']*)'", p.stdout))
-    say("cli: list", [p.returncode, sorted(set(rows))])
+    say("cli: list", [p.returncode, sorted(set(rows)), last_line(p.stderr) if p.returncode else ""])
 
 
 def states(client):
