@@ -1,4 +1,7 @@
+#include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -275,6 +278,83 @@ static void offloaded_weights_wait(void **state)
     plane_end(&p);
 }
 
+/* ---- an update between an engine's join and its accept --------------------------------------- */
+struct loading {
+    struct plane p;
+    const char *fifo;
+    int fd;
+};
+
+static struct loading loading_make(unsigned engines, bool last_alone)
+{
+    struct loading l = { .fifo = t_path("loads") };
+    char env[300];
+
+    (void)unlink(l.fifo);
+    t_true(mkfifo(l.fifo, 0600) == 0);
+    snprintf(env, sizeof(env), "LOADS=%s%s", last_alone ? "+" : "", l.fifo);
+    l.p = plane_make(1, engines, NULL, env);
+    l.fd = open(l.fifo, O_WRONLY | O_CLOEXEC); /* an engine has joined and waits */
+    t_true(l.fd >= 0);
+    return l;
+}
+
+static void *loads_in_thread(void *arg)
+{
+    (void)poll(NULL, 0, 300);
+    close(((struct loading *)arg)->fd);
+    return NULL;
+}
+
+static void an_engine_that_still_loads_is_waited_for(void **state)
+{
+    struct loading l = loading_make(1, false);
+    pthread_t t;
+
+    (void)state;
+    t_true(pthread_create(&t, NULL, loads_in_thread, &l) == 0);
+    t_int_eq(update(&l.p, 0, "copy", 0).committed, 1);
+    t_true(pthread_join(t, NULL) == 0);
+    serves(&l.p, 0, 0);
+    plane_end(&l.p);
+}
+
+static void an_engine_that_never_accepts_is_named(void **state)
+{
+    struct loading l = loading_make(1, false);
+    struct furlong_update how = { .set = "policy", .budget_ms = 400 };
+    struct fl_err err = { 0 };
+    uint64_t began = fl_clock_boot_ns();
+
+    (void)state;
+    t_refused(furlong_update(l.p.trainers, l.p.engines, &how, NULL, &err), FL_TIMEOUT, &err);
+    t_has(err.text, "accepted yet by rollout 0 on gpu-a");
+    t_true(fl_clock_boot_ns() - began >= how.budget_ms * 1000000ull, "before its deadline");
+    close(l.fd);
+    how.budget_ms = 20000;
+    t_ok(furlong_update(l.p.trainers, l.p.engines, &how, NULL, &err), &err);
+    serves(&l.p, 0, 0);
+    plane_end(&l.p);
+}
+
+/* Of several, those that are ready by half the time are enough; the other is filled once it accepts. */
+static void an_update_goes_on_without_one_that_loads(void **state)
+{
+    struct loading l = loading_make(2, true);
+    struct furlong_update how = { .set = "policy", .budget_ms = 1000 };
+    struct furlong_report r = { 0 };
+    struct fl_err err;
+
+    (void)state;
+    t_ok(furlong_update(l.p.trainers, l.p.engines, &how, &r, &err), &err);
+    t_int_eq(r.committed, 1);
+    serves(&l.p, 0, 0);
+    close(l.fd);
+    t_ok(furlong_group_wait(l.p.engines, 20000, &err), &err);
+    serves(&l.p, 1, 0);
+    plane_end(&l.p);
+}
+
 static void different_tensors_are_refused(void **state)
 {
     struct plane p = plane_make(1, 1, NULL, "ODD=1");
@@ -351,6 +431,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(trainers_that_restart_go_on),
         cmocka_unit_test(a_driver_that_comes_back_needs_no_log),
         cmocka_unit_test(offloaded_weights_wait),
+        cmocka_unit_test(an_engine_that_still_loads_is_waited_for),
+        cmocka_unit_test(an_engine_that_never_accepts_is_named),
+        cmocka_unit_test(an_update_goes_on_without_one_that_loads),
         cmocka_unit_test(different_tensors_are_refused),
         cmocka_unit_test(the_drivers_pause_outlasts_an_update),
     };

@@ -2,6 +2,8 @@
  *
  * trainer: "write" body uint64 version: begin, write the pattern, publish
  * engine:  "check": body "VERSION ok|wrong|none DIGEST0 paused|running resident-KiB pauses"
+ *          LOADS=[+]FIFO: between join and accept it (+: the last rank alone) waits until somebody has opened and
+ * closed the other end
  *          DIE_AT=VERSION in the environment: kills itself when that version is to be committed,
  * once (the file DIE_MARK is made first) */
 #pragma once

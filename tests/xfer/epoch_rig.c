@@ -316,7 +316,7 @@ static const struct xfer_sink_ops fixed_ops = {
     room, done_with, pause, flip, resume, can_show, show
 };
 
-static void sink_open(struct rig_proc *p)
+void rig_accept(struct rig_proc *p)
 {
     struct rig *r = p->r;
     struct xfer_sink_opts o = { .set = "policy",
@@ -329,9 +329,14 @@ static void sink_open(struct rig_proc *p)
                                 .arg = p };
     struct fl_err err = { 0 };
 
-    proc_listen(p);
     place_of(p, r->o.addr_of_engines, &o.place);
     t_ok(xfer_sink_create(r->loop, p->port, &o, &p->sink, &err), &err);
+}
+
+static void sink_open(struct rig_proc *p)
+{
+    proc_listen(p);
+    rig_accept(p);
 }
 
 static void source_open(struct rig_proc *p)
@@ -400,6 +405,18 @@ void rig_init(struct rig *r, const struct rig_opts *o)
 static void on_stopped(struct fl_task *t)
 {
     container_of(t, struct rig_proc, stopped)->is_stopped = true;
+}
+
+void rig_drop(struct rig_proc *p)
+{
+    p->stopped.run = on_stopped;
+    p->is_stopped = false;
+    p->reads = NULL;
+    xfer_sink_stop(p->sink, &p->stopped);
+    rig_until(p->r, p->is_stopped);
+    xfer_sink_destroy(p->sink);
+    p->sink = NULL;
+    p->is_stopped = false;
 }
 
 static void proc_fini(struct rig_proc *p)

@@ -84,6 +84,8 @@ struct rig_proc *rig_source(struct rig *r, unsigned i);
 struct rig_proc *rig_engine(struct rig *r, unsigned party, unsigned rank);
 void rig_coord(struct rig *r, uint32_t attempt); /* replaces the one that is there, without a word */
 void rig_kill(struct rig_proc *p, bool tell);    /* its streams break; tell: the driver hears of it */
+void rig_drop(struct rig_proc *p);               /* an engine's program gives its weights up, and stays */
+void rig_accept(struct rig_proc *p);
 struct rig_proc *rig_restart(struct rig_proc *p); /* the next attempt of the same seat */
 
 /* One turn; while nothing happens the clock goes on, by a millisecond at first, then faster. */

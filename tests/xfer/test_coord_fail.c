@@ -380,6 +380,33 @@ static void an_offloaded_engine_is_waited_for(void **state)
     rig_fini(&r);
 }
 
+/* Joined, known to the driver, and its weights are not accepted: an update waits, and says so when it may not any longer. */
+static void an_engine_that_accepts_late_is_waited_for(void **state)
+{
+    struct rig r;
+    struct xfer_request q;
+
+    (void)state;
+    rig_init(&r, &plain);
+    rig_next(&r, 1);
+    rig_drop(rig_engine(&r, 0, 0));
+    rig_drop(rig_engine(&r, 1, 0));
+    t_int_eq(advance(&r, 1, 1, 2000), FL_TIMEOUT);
+    t_has(r.err.text, "rollout 0");
+    t_has(r.err.text, "neither offered nor accepted");
+    q = request(&r, XFER_ADVANCE, 1, 2, 20000);
+    rig_start(&r, &q);
+    for (unsigned i = 0; i < 50; i++)
+        rig_turn(&r);
+    t_true(r.running);
+    rig_accept(rig_engine(&r, 0, 0));
+    rig_accept(rig_engine(&r, 1, 0));
+    rig_until(&r, !r.running);
+    t_ok(r.st, &r.err);
+    rig_check_all_serve(&r, 1);
+    rig_fini(&r);
+}
+
 /* The driver ends while one rank of an engine has flipped and the other has not: neither runs a step
  * until a driver has brought both to one version. */
 static void a_driver_ends_between_two_ranks(void **state)
@@ -503,6 +530,7 @@ int main(void)
         cmocka_unit_test(late_without_a_least_aborts),
         cmocka_unit_test(one_rank_of_an_engine_dies),
         cmocka_unit_test(an_offloaded_engine_is_waited_for),
+        cmocka_unit_test(an_engine_that_accepts_late_is_waited_for),
         cmocka_unit_test(a_driver_ends_between_two_ranks),
         cmocka_unit_test(the_ledger_goes_on_where_it_was),
         cmocka_unit_test(the_ledger_is_of_one_version),

@@ -355,6 +355,17 @@ static bool is_asked_to_give(const struct co_member *m)
 
 /* ---- RECONCILE and PLAN ---- */
 
+/* Those that lack the version are all late, or refused: the first of them says why. */
+static void none_reported(struct xfer_coord *c)
+{
+    const struct co_member *m = c->members;
+
+    while (m && (m->source || m->phase != CO_FAILED))
+        m = m->next;
+    c->outcome = fl_fail(&c->why, FL_TIMEOUT, "no engine that lacks version %" PRIu64 " has reported%s%s",
+                         c->target.number, m ? ": " : "", m ? m->why.text : "");
+}
+
 static void planned(struct xfer_coord *c)
 {
     uint64_t began_ns = fl_clock_boot_ns(); /* the loop's stands within a turn */
@@ -376,9 +387,7 @@ static void planned(struct xfer_coord *c)
         c->why = err;
         if (!any && c->n_takers &&
             c->n_there < (c->req.least_engines ? c->req.least_engines : c->n_there + c->n_takers))
-            c->outcome =
-                fl_fail(&c->why, FL_TIMEOUT,
-                        "no engine that lacks version %" PRIu64 " has reported", c->target.number);
+            none_reported(c);
         co_resume_step(c);
         return;
     }

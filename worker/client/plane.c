@@ -14,6 +14,7 @@ struct updating {
     const struct furlong_update *how;
     enum xfer_mode mode;
     uint64_t due_ns;
+    bool late; /* half of its time is over: it starts with those that are ready */
     struct furlong_report report;
 };
 
@@ -292,6 +293,8 @@ static void update_start(struct plane *p, bool late)
     st = reached_enough(p, late, &err);
     if (st == FL_AGAIN)
         return;
+    if (st == FL_TIMEOUT && fl_loop_now_ns(p->d->f->loop) < u->due_ns)
+        return; /* nobody to start with yet: reach_due fires once more */
     if (st == FL_OK)
         st = xfer_start(p->coord, &req, &p->run, &err);
     if (st != FL_OK) {
@@ -327,7 +330,7 @@ void plane_go(struct plane *p)
     if (p->running || !p->coord)
         return;
     if (p->waiting)
-        update_start(p, false);
+        update_start(p, p->waiting->late);
     else if (!p->again.loop && fill_is_due(p))
         fill_start(p);
 }
@@ -341,10 +344,18 @@ static void fill_again(struct fl_timer *t, uint64_t now_ns)
 static void reach_late(struct fl_timer *t, uint64_t now_ns)
 {
     struct plane *p = container_of(t, struct plane, reach_due);
+    struct updating *u = p->waiting;
+    struct fl_err err;
 
-    (void)now_ns;
-    if (p->waiting && !p->running)
+    u->late = true;
+    if (now_ns < u->due_ns)
+        fl_timer_arm(p->d->f->loop, &p->reach_due, u->due_ns);
+    if (!p->running) {
         update_start(p, true);
+    } else if (now_ns >= u->due_ns) {
+        fl_fail(&err, FL_TIMEOUT, "a fill of engines that came back is in flight");
+        update_fail(p, FL_TIMEOUT, &err);
+    }
 }
 
 /* ---- making and ending ---------------------------------------------------------------------- */
