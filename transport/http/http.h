@@ -8,6 +8,9 @@
 #include "common/base/loop.h"
 
 /* ==== server ====================================================================================== */
+/* Every answer of ours has it, refusals too. A body whose members are somebody else's to choose
+ * (/api/version) cannot say whose it is, and Server is what proxies put their own name into. */
+#define HTTP_PRODUCT_HEADER "X-Furlong-Version"
 struct http_server;
 struct http_req; /* good until it is answered, or gone() ran; who keeps it beyond the handler sets gone */
 
@@ -132,6 +135,16 @@ const char *http_answer_header(const struct http_answer *a, const char *name, ch
 /* Asks and waits: for the command line, no loop needed. Proxies are bypassed, redirects not followed.
  * FL_OK: there is an answer, whatever its status. FL_UNREACHABLE, FL_TIMEOUT, FL_EXHAUSTED, FL_INVALID. */
 enum fl_status http_fetch(const struct http_ask *ask, struct http_answer *out, struct fl_err *err);
+
+/* Reads a WebSocket to its end: asks with Upgrade (ask->headers, token and all), hands each piece of text to ask->piece
+ * (status 101), answers pings, and gives up a server that is silent for a minute and answers none itself.
+ *
+ * stop_fd       readable: reading ends; -1: nothing stops it
+ * FL_OK         closed by the server in the proper way
+ * FL_CANCELLED  stop_fd, or what piece() returned instead of FL_OK
+ * FL_UNREACHABLE, FL_TIMEOUT, FL_CORRUPT  it broke; some of it may have come
+ * others        refused by an answer in HTTP: FL_NOT_FOUND, FL_DENIED, FL_INVALID, FL_INTERNAL; err has its text */
+enum fl_status http_ws_read(const struct http_ask *ask, int stop_fd, struct fl_err *err);
 
 /* The same inside a loop; done runs once, never from inside http_start(). */
 struct http_client;

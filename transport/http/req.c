@@ -214,6 +214,7 @@ void http_set_response(struct http_req *req, unsigned status, const char *type,
         if (type)
             MHD_add_response_header(r, MHD_HTTP_HEADER_CONTENT_TYPE, type);
         MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+        MHD_add_response_header(r, HTTP_PRODUCT_HEADER, FURLONG_VERSION); /* refusals too: who answers is known */
         MHD_add_response_header(r, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
         for (unsigned i = 0; i < req->n_headers; i++)
             MHD_add_response_header(r, req->headers[i].name, req->headers[i].value);
