@@ -1,7 +1,9 @@
 #include "cli/api.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cli/daemons.h"
 #include "common/base/file.h"
@@ -66,6 +68,18 @@ static bool read_token(const char *path, char *out, size_t cap)
     (void)fl_copy(out, cap, text);
     free(text);
     return *out != 0;
+}
+
+void cli_token_of_ray(char *out, size_t cap)
+{
+    const char *given = getenv("RAY_AUTH_TOKEN"), *path = getenv("RAY_AUTH_TOKEN_PATH"), *home = getenv("HOME");
+    char at[FL_PATH_MAX];
+
+    *out = 0;
+    if (given && *given)
+        (void)fl_copy(out, cap, given);
+    else if (!(path && *path && read_token(path, out, cap)) && home && fl_path(at, NULL, "%s/.ray/auth_token", home) == FL_OK)
+        (void)read_token(at, out, cap);
 }
 
 /* Ray's token first: a head that found it too asks for it from everybody, and takes it in place of
@@ -134,6 +148,32 @@ enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, st
     return FL_OK;
 }
 
+enum fl_status cli_headers(struct cli_cluster *c, const char *json, char *text, size_t cap, struct fl_err *err)
+{
+    struct fl_str s = { text, 0, cap, cap - 1, false, false };
+    json_t *o = json_loads(json, JSON_REJECT_DUPLICATES, NULL), *v;
+    const char *name;
+    size_t n = 0;
+
+    if (!json_is_object(o)) {
+        json_decref(o);
+        return fl_fail(err, FL_INVALID, "Failed to parse headers into JSON: \"%.100s\".", json);
+    }
+    json_object_foreach(o, name, v) {
+        size_t at = s.len;
+
+        if (n == CLI_HEADERS || strpbrk(name, "\r\n") || strpbrk(json_string_value(v) ? json_string_value(v) : "\n", "\r\n"))
+            continue;
+        fl_str_add(&s, "%s: %s", name, json_string_value(v));
+        c->headers[n++] = text + at;
+        if (strcasecmp(name, "authorization") == 0)
+            *c->token = 0;
+        fl_str_add_bytes(&s, "", 1);
+    }
+    json_decref(o);
+    return s.cut ? fl_fail(err, FL_INVALID, "headers are longer than %zu bytes", cap) : FL_OK;
+}
+
 static enum fl_status status_of(unsigned http)
 {
     switch (http) {
@@ -149,18 +189,38 @@ static enum fl_status status_of(unsigned http)
     }
 }
 
+/* A trace of Python (a head of Ray's answers so) says what is wrong in its last line. */
+static void last_words(const char *body, char *out, size_t cap)
+{
+    const char *from = body, *end = body + strlen(body);
+
+    while (end > from && strchr(" \r\n", end[-1]))
+        end--;
+    for (const char *p = end; strstr(body, "Traceback (most recent call last)") && p > body; p--)
+        if (p[-1] == '\n') {
+            from = p;
+            break;
+        }
+    snprintf(out, cap, "%.*s", (int)(end - from), from);
+    for (char *p = out; *p; p++)
+        if ((unsigned char)*p < ' ')
+            *p = ' ';
+}
+
 static enum fl_status explain(const struct cli_cluster *c, const char *path,
                               const struct http_answer *a, struct fl_err *err)
 {
     json_t *o = json_loadb(a->body, a->body_len, JSON_REJECT_DUPLICATES, NULL);
     const char *said = cli_text(o, "error");
+    char words[160];
     enum fl_status st = status_of(a->status);
 
-    if (*said)
+    if (*said) {
         (void)fl_fail(err, st, "%s", said);
-    else
-        (void)fl_fail(err, st, "%s%s answered %u: %.160s", c->url, path, a->status,
-                      a->body_len ? a->body : "(nothing)");
+    } else {
+        last_words(a->body_len ? a->body : "(nothing)", words, sizeof(words));
+        (void)fl_fail(err, st, "%s%s answered %u: %s", c->url, path, a->status, words);
+    }
     json_decref(o);
     return st;
 }
@@ -169,7 +229,7 @@ enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const ch
                        const json_t *body, uint32_t timeout_ms, struct http_answer *out,
                        struct fl_err *err)
 {
-    char url[CLI_URL_BYTES + 512], bearer[128];
+    char url[CLI_URL_BYTES + 512], bearer[CLI_TOKEN_BYTES + 32];
     const char *headers[CLI_HEADERS + 3] = { 0 };
     size_t n = 0;
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
@@ -208,6 +268,27 @@ enum fl_status cli_fetch(const struct cli_cluster *c, const char *method, const 
         st = explain(c, path, out, err);
         http_answer_fini(out);
     }
+    return st;
+}
+
+enum fl_status cli_is_ours(const struct cli_cluster *c, bool *ours, json_t **version, struct fl_err *err)
+{
+    enum { ASK_MS = 10000 };
+    struct http_answer a = { 0 };
+    char text[64];
+    json_t *o = NULL;
+    enum fl_status st;
+
+    FL_TRY(cli_ask(c, "GET", "/api/version", NULL, ASK_MS, &a, err));
+    *ours = http_answer_header(&a, HTTP_PRODUCT_HEADER, text, sizeof(text)) != NULL;
+    st = a.status < 400 || *ours ? FL_OK : explain(c, "/api/version", &a, err);
+    if (st == FL_OK && a.status == 200)
+        o = json_loadb(a.body, a.body_len, JSON_REJECT_DUPLICATES, NULL);
+    http_answer_fini(&a);
+    if (version)
+        *version = o;
+    else
+        json_decref(o);
     return st;
 }
 

@@ -5,10 +5,10 @@
 #include "common/base/base.h"
 #include "transport/http/http.h"
 
-enum { CLI_URL_BYTES = 256, CLI_HEADERS = 8 };
+enum { CLI_URL_BYTES = 256, CLI_HEADERS = 8, CLI_TOKEN_BYTES = 512 };
 struct cli_cluster {
     char url[CLI_URL_BYTES]; /* http://HOST:PORT, no slash at the end */
-    char token[80];          /* "" when there is none to show         */
+    char token[CLI_TOKEN_BYTES];          /* "" when there is none to show         */
     const char *headers[CLI_HEADERS]; /* of each request besides, or NULL */
 };
 
@@ -20,15 +20,24 @@ struct cli_cluster {
 enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, struct fl_err *err);
 
 enum fl_status cli_url_of(const char *address, char url[CLI_URL_BYTES], struct fl_err *err); /* [http://]HOST:PORT */
-void cli_token(char *out, size_t cap); /* the one that this user has, or "" */
+void cli_token(char *out, size_t cap);        /* the one that this user has, or "" */
+void cli_token_of_ray(char *out, size_t cap); /* RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token, or "" */
 
 enum fl_status cli_token_keep(const char *token, struct fl_err *err); /* in the file where it is looked for */
 enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err); /* a new one, kept */
 
+/* Adds those of a JSON object, as RAY_JOB_HEADERS has it, at most CLI_HEADERS; an Authorization of the user's own takes the
+ * token's place. text holds them for as long as c is used. FL_INVALID: no JSON object, or longer than cap. */
+enum fl_status cli_headers(struct cli_cluster *c, const char *json, char *text, size_t cap, struct fl_err *err);
 /* One request, its answer whatever the status is: http_answer_fini(out). */
 enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const char *path,
                        const json_t *body, uint32_t timeout_ms, struct http_answer *out,
                        struct fl_err *err);
+/* Asks GET /api/version who answers: a head of ours says so in a header of every answer, whatever its status.
+ *
+ * *version (NULL: not wanted) is what it answered, the caller's to json_decref(); NULL when that was no version
+ * FL_DENIED  a head of Ray's that wants another token, with its words; of ours the token is tried later */
+enum fl_status cli_is_ours(const struct cli_cluster *c, bool *ours, json_t **version, struct fl_err *err);
 /* One request, one JSON answer. path begins with /; body is borrowed, NULL: a GET unless method says.
  *
  * *out (NULL: not wanted) is the caller's to json_decref(). An answer with an error becomes the status

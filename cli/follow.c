@@ -197,7 +197,7 @@ static void on_answer(struct http_call *call, enum fl_status st, struct http_ans
 static void ask(struct reader *r)
 {
     struct follow *f = r->f;
-    char url[CLI_URL_BYTES + 256], bearer[128] = "Authorization: Bearer ";
+    char url[CLI_URL_BYTES + 256], bearer[CLI_TOKEN_BYTES + 32] = "Authorization: Bearer ";
     struct fl_str u = FL_STR_ON(url);
     const char *headers[] = { bearer, NULL };
 
@@ -266,7 +266,7 @@ static void on_stop_answer(struct http_call *call, enum fl_status st, struct htt
 static void on_signal(void *arg, int signal, int from_pid)
 {
     struct follow *f = arg;
-    char url[CLI_URL_BYTES + 128], bearer[128] = "Authorization: Bearer ";
+    char url[CLI_URL_BYTES + 128], bearer[CLI_TOKEN_BYTES + 32] = "Authorization: Bearer ";
     struct fl_str u = FL_STR_ON(url);
     const char *headers[] = { bearer, NULL };
     struct fl_err err = { 0 };

@@ -84,17 +84,45 @@ static bool is_here(const char *host)
     return here;
 }
 
-static enum fl_status take_names(struct launch *l, struct fl_err *err)
+enum fl_status launch_may_join(const struct launch *l, struct fl_err *err)
 {
-    struct hosts all = { 0 };
-    enum fl_status st = FL_OK;
+    if ((l->hosts || l->hostfile) && !l->no_join && cli_env_true("MILES_SCRIPT_EXTERNAL_RAY"))
+        return fl_fail(err, FL_INVALID, "MILES_SCRIPT_EXTERNAL_RAY is set: the cluster is not this launch's, and starting its workers "
+                       "again over ssh (%s) would stop them; pass --no-join-ray-workers", l->hostfile ? "--hostfile" : "--hosts");
+    return FL_OK;
+}
 
+static enum fl_status read_names(const struct launch *l, struct hosts *all, struct fl_err *err)
+{
     if (!!l->nodes + !!l->hostfile + !!l->hosts > 1)
         return fl_fail(err, FL_INVALID, "--nodes, --hostfile and --hosts exclude each other; give one of them");
     if (l->nodes || l->hosts)
-        st = hosts_parse(l->nodes ? l->nodes : l->hosts, &all, err);
-    else if (l->hostfile)
-        st = hosts_read(l->hostfile, &all, err);
+        return hosts_parse(l->nodes ? l->nodes : l->hosts, all, err);
+    return l->hostfile ? hosts_read(l->hostfile, all, err) : FL_OK;
+}
+
+enum fl_status launch_names(const struct launch *l, char **out, struct fl_err *err)
+{
+    struct hosts all = { 0 };
+    struct fl_str s = FL_STR_HEAP(HOSTS_MAX * HOST_BYTES);
+    enum fl_status st = read_names(l, &all, err);
+
+    for (size_t i = 0; i < all.n && st == FL_OK; i++)
+        fl_str_add(&s, "%s%s", i ? "," : "", host_bare(all.names[i]));
+    if (st == FL_OK && s.cut)
+        st = fl_fail(err, FL_EXHAUSTED, "no memory for the names of %zu nodes", all.n);
+    if (st == FL_OK)
+        *out = all.n ? FL_TAKE(s.data) : NULL;
+    hosts_free(&all);
+    fl_str_fini(&s);
+    return st;
+}
+
+static enum fl_status take_names(struct launch *l, struct fl_err *err)
+{
+    struct hosts all = { 0 };
+    enum fl_status st = read_names(l, &all, err);
+
     l->named = all.n > 0;
     l->joins = (l->hosts || l->hostfile) && !l->no_join;
     for (size_t i = 0; i < all.n && st == FL_OK; i++)
@@ -241,10 +269,8 @@ enum fl_status launch_cluster(struct launch *l, const char *address, double gpus
     char program[FL_PATH_MAX] = "furlong";
     bool *done = NULL;
 
+    FL_TRY(launch_may_join(l, err));
     FL_TRY(take_names(l, err));
-    if (l->joins && cli_env_true("MILES_SCRIPT_EXTERNAL_RAY"))
-        return fl_fail(err, FL_INVALID, "MILES_SCRIPT_EXTERNAL_RAY is set: the cluster is not this launch's, and starting its workers "
-                       "again over ssh (%s) would stop them; pass --no-join-ray-workers", l->hostfile ? "--hostfile" : "--hosts");
     enum fl_status st = find_or_start(l, address, err);
 
     if (st == FL_OK && l->joins) {

@@ -18,6 +18,10 @@ struct launch {
 };
 extern const struct fl_opt launch_opts[]; /* of a struct launch */
 
+/* A cluster that is somebody else's (MILES_SCRIPT_EXTERNAL_RAY) is not joined over ssh: that would end what runs there. */
+enum fl_status launch_may_join(const struct launch *l, struct fl_err *err);
+/* The names that --nodes, --hosts or --hostfile give, with commas between; NULL: none. free() it. */
+enum fl_status launch_names(const struct launch *l, char **out, struct fl_err *err);
 bool launch_asked(const struct launch *l); /* any of the flags that name nodes was given */
 /* Finds the cluster of address, or starts a head here; starts a worker daemon on each host over ssh where hosts were
  * given; waits until the named nodes, or so many, and so many devices have joined.

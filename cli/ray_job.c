@@ -1,19 +1,19 @@
 #include <ctype.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/foreign.h"
 #include "cli/job.h"
 #include "cli/quote.h"
 #include "cli/ray.h"
 #include "cli/ray_pack.h"
 #include "common/base/str.h"
 
-enum { ASK_MS = 30000, POLL_MS = 1000, HEADER_BYTES = 4096 };
+enum { ASK_MS = 30000, POLL_MS = 1000, HEADER_BYTES = 4096, AWAY_MS = 600000 };
 
 /* ==== what every command of `ray job` takes ======================================================== */
 struct common {
@@ -33,39 +33,13 @@ static const struct ray_flag passed[] = {
     { "log-style", true }, { "log-color", true }, { "verbose", false }, { "no-format", false }, { "cluster", true }, { 0 }
 };
 
-static enum fl_status take_headers(struct common *m, struct fl_err *err)
-{
-    struct fl_str s = { m->header_text, 0, HEADER_BYTES, HEADER_BYTES - 1, false, false };
-    json_t *o = m->headers ? json_loads(m->headers, JSON_REJECT_DUPLICATES, NULL) : NULL, *v;
-    const char *name;
-    size_t n = 0;
-
-    if (m->headers && !json_is_object(o)) {
-        json_decref(o);
-        return fl_fail(err, FL_INVALID, "Failed to parse headers into JSON: \"%.100s\".", m->headers);
-    }
-    json_object_foreach(o, name, v) {
-        size_t at = s.len;
-
-        if (n == CLI_HEADERS || strpbrk(name, "\r\n") || strpbrk(json_string_value(v) ? json_string_value(v) : "\n", "\r\n"))
-            continue;
-        fl_str_add(&s, "%s: %s", name, json_string_value(v));
-        m->cluster.headers[n++] = m->header_text + at;
-        if (strcasecmp(name, "authorization") == 0)
-            *m->cluster.token = 0; /* the user's own is not overwritten */
-        fl_str_add_bytes(&s, "", 1);
-    }
-    json_decref(o);
-    return s.cut ? fl_fail(err, FL_INVALID, "headers are longer than %d bytes", HEADER_BYTES) : FL_OK;
-}
-
 /* -1, or the exit code. Prints which server it is, as every command of `ray job` does. */
 static int find(struct common *m)
 {
     struct fl_err err = { 0 };
     enum fl_status st = ray_find_api(m->address, &m->cluster, &err);
 
-    if (st == FL_OK && (st = take_headers(m, &err)) != FL_OK)
+    if (st == FL_OK && m->headers && (st = cli_headers(&m->cluster, m->headers, m->header_text, HEADER_BYTES, &err)) != FL_OK)
         return ray_failed("ValueError", "%s", err.text);
     if (st != FL_OK)
         return ray_failed("ConnectionError", "%s", err.text);
@@ -102,11 +76,6 @@ static int ask(struct common *m, const char *method, const char *path, const jso
 }
 
 /* ==== how a job stands ============================================================================= */
-static bool ended(const char *status)
-{
-    return strcmp(status, "SUCCEEDED") == 0 || strcmp(status, "FAILED") == 0 || strcmp(status, "STOPPED") == 0;
-}
-
 static void say_status(const char *job, const json_t *details)
 {
     const char *status = cli_text(details, "status"), *message = cli_text(details, "message");
@@ -135,62 +104,36 @@ static int get(struct common *m, const char *job, json_t **details)
 }
 
 /* ==== following ==================================================================================== */
-static volatile sig_atomic_t interrupted;
-
-static void on_interrupt(int sig)
+static void show(void *arg, const char *text, size_t len)
 {
-    (void)sig;
-    interrupted = 1;
+    (void)arg;
+    fwrite(text, 1, len, stdout);
+    fflush(stdout);
 }
 
-/* Of a head that is not ours: the log is asked for as a whole, and what is new of it is printed. */
+/* Of a head that is not ours. */
 static int follow_foreign(struct common *m, const char *job)
 {
-    struct sigaction sa = { .sa_handler = on_interrupt };
-    char path[CLI_JOB_BYTES + 32];
-    size_t shown = 0;
-    bool over = false;
+    const struct foreign_follow how = { .show = show, .program = "ray job", .leave = true, .away_max_ms = AWAY_MS };
+    struct fl_err err = { 0 };
+    json_t *details;
 
-    snprintf(path, sizeof(path), "/api/jobs/%s/logs", job);
-    (void)sigaction(SIGINT, &sa, NULL);
-    for (;;) {
-        json_t *details, *logs;
-        int rc = get(m, job, &details);
-
-        if (rc >= 0)
-            return rc;
-        over = ended(cli_text(details, "status")); /* before the log: what comes with the end is in it */
-        json_decref(details);
-        rc = ask(m, "GET", path, NULL, &logs);
-        if (rc >= 0)
-            return rc;
-        const char *text = cli_text(logs, "logs");
-        size_t len = strlen(text);
-
-        if (len > shown)
-            fwrite(text + shown, 1, len - shown, stdout);
-        shown = len > shown ? len : shown;
-        fflush(stdout);
-        json_decref(logs);
-        if (over)
-            return -1;
-        (void)usleep(POLL_MS * 1000);
-        if (interrupted)
-            return ray_failed("", "\nAborted!");
-    }
+    fflush(stdout);
+    if (foreign_follow(&m->cluster, job, &how, &details, &err) != FL_OK)
+        return err.status == FL_CANCELLED ? ray_failed("", "\nAborted!") : ray_failed("RuntimeError", "%s", err.text);
+    json_decref(details);
+    return -1;
 }
 
 /* Until the job has ended; Ctrl-C leaves it running, as in Ray. */
 static int follow(struct common *m, const char *job)
 {
-    struct cli_follow how = { .show = CLI_SHOW_LOG, .leave = true, .away_max_ms = 600000 };
+    struct cli_follow how = { .show = CLI_SHOW_LOG, .leave = true, .away_max_ms = AWAY_MS };
     struct cli_end end = { 0 };
     struct fl_err err = { 0 };
-    struct http_answer a = { 0 };
-    /* /api/version cannot tell: Ray's client takes no key there that it does not know. */
-    bool ours = cli_ask(&m->cluster, "GET", "/api/furlong/status", NULL, ASK_MS, &a, &err) == FL_OK && a.status == 200;
+    bool ours = false;
 
-    http_answer_fini(&a);
+    (void)cli_is_ours(&m->cluster, &ours, NULL, &err); /* who does not answer now is waited for */
     err = (struct fl_err){ 0 };
     if (!ours)
         return follow_foreign(m, job);
@@ -472,7 +415,7 @@ static int job_stop(int argc, char **argv)
             return rc;
         const char *status = cli_text(answer, "status");
 
-        if (ended(status)) {
+        if (foreign_ended(status)) {
             say_status(o.words[0], answer);
             json_decref(answer);
             return 0;

@@ -294,7 +294,7 @@ int ray_get_auth_token(int argc, char **argv)
     struct token t = { 0 };
     struct fl_opts o = { .program = "ray get-auth-token", .about = "Prints the token that this user's commands send.",
                          .tables = { { NULL, token_opts, &t } } };
-    char token[80];
+    char token[CLI_TOKEN_BYTES];
     int rc = ray_opts(&o, NULL, argc, argv);
 
     if (rc >= 0)

@@ -14,7 +14,7 @@
 #include "common/base/file.h"
 #include "common/base/str.h"
 
-enum { MAX_DEPTH = 64, MAX_RULES = 512, UPLOAD_MS = 600000, LOCAL_BYTES = 30, CENTRAL_BYTES = 46, DOS_1980 = 0x21 };
+enum { MAX_DEPTH = 64, MAX_RULES = 512, UPLOAD_MS = 600000, LOCAL_BYTES = 30, CENTRAL_BYTES = 46, DOS_1980 = 0x21, NAME_BYTES = 40 };
 
 /* ==== a zip, stored: the bytes of a program are few, and loopback is fast ========================== */
 struct bytes { unsigned char *data; size_t len, cap; };
@@ -252,7 +252,7 @@ static enum fl_status make(const char *dir, const char *prefix, const json_t *ex
 /* ==== to the head ================================================================================== */
 static enum fl_status upload(const struct cli_cluster *c, const char *name, const struct bytes *zip, struct fl_err *err)
 {
-    char path[128], url[CLI_URL_BYTES + 128], bearer[128];
+    char path[128], url[CLI_URL_BYTES + 128], bearer[CLI_TOKEN_BYTES + 32];
     struct http_answer a = { 0 };
     const char *headers[CLI_HEADERS + 2] = { "Content-Type: application/octet-stream" };
     size_t n = 1;
@@ -281,10 +281,15 @@ static enum fl_status upload(const struct cli_cluster *c, const char *name, cons
     return st;
 }
 
+static void package_name(const struct bytes *zip, char name[NAME_BYTES])
+{
+    snprintf(name, NAME_BYTES, "_ray_pkg_%016llx.zip", (unsigned long long)XXH3_64bits(zip->data, zip->len));
+}
+
 static enum fl_status pack_one(const struct cli_cluster *c, const char *given, bool module, const json_t *excludes,
                                json_t **uri, struct fl_err *err)
 {
-    char dir[4096], prefix[300] = "", name[64];
+    char dir[4096], prefix[300] = "", name[NAME_BYTES];
     struct bytes zip = { 0 };
     struct stat sb;
     const char *dot = strrchr(given, '.');
@@ -305,12 +310,47 @@ static enum fl_status pack_one(const struct cli_cluster *c, const char *given, b
     } else {
         return fl_fail(err, FL_INVALID, "'%.160s' is neither a folder nor a .zip file", given);
     }
-    snprintf(name, sizeof(name), "_ray_pkg_%016llx.zip", (unsigned long long)XXH3_64bits(zip.data, zip.len));
+    package_name(&zip, name);
     enum fl_status st = upload(c, name, &zip, err);
 
     free(zip.data);
     if (st == FL_OK)
         *uri = json_sprintf("gcs://%s", name);
+    return st;
+}
+
+enum fl_status ray_pack_list(const struct cli_cluster *c, const struct ray_pack_file *files, size_t n, char uri[RAY_PACK_URI_BYTES],
+                             size_t *bytes, struct fl_err *err)
+{
+    struct pack p = { .err = err };
+    char name[NAME_BYTES];
+    enum fl_status st = FL_OK;
+
+    for (size_t i = 0; i < n && st == FL_OK; i++) {
+        struct stat sb = { .st_mode = S_IFREG | (files[i].mode & 0777) };
+
+        if (!files[i].path)
+            st = add_entry(&p, files[i].name, files[i].data, files[i].len, sb.st_mode);
+        else if (stat(files[i].path, &sb) < 0)
+            st = fl_fail_errno(err, "%s", files[i].path);
+        else
+            st = add_file(&p, files[i].path, files[i].name, &sb);
+    }
+    if (st == FL_OK)
+        st = finish(&p);
+    if (st == FL_OK && p.zip.len > RAY_PACK_HTTP_BYTES)
+        st = fl_fail(err, FL_EXHAUSTED, "the package has %zu bytes (largest: %.80s, %zu), a head of Ray's takes %d", p.zip.len,
+                     p.largest_name, p.largest, RAY_PACK_HTTP_BYTES);
+    if (st == FL_OK) {
+        package_name(&p.zip, name);
+        st = upload(c, name, &p.zip, err);
+    }
+    if (st == FL_OK) {
+        snprintf(uri, RAY_PACK_URI_BYTES, "gcs://%s", name);
+        *bytes = p.zip.len;
+    }
+    free(p.central.data);
+    free(p.zip.data);
     return st;
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "cli/api.h"
 
-enum { RAY_PACK_MAX_BYTES = 512 << 20, RAY_PACK_MAX_FILES = 65536 };
+enum { RAY_PACK_MAX_BYTES = 512 << 20, RAY_PACK_MAX_FILES = 65536, RAY_PACK_URI_BYTES = 64, RAY_PACK_HTTP_BYTES = 100 << 20 };
 
 /* working_dir and the members of py_modules that are local folders (or .zip files) are packed, uploaded unless the
  * head has them already, and replaced by their gcs:// address. Others stay as they are. What .gitignore files name
@@ -11,3 +11,16 @@ enum { RAY_PACK_MAX_BYTES = 512 << 20, RAY_PACK_MAX_FILES = 65536 };
  * FL_NOT_FOUND   no such folder
  * FL_EXHAUSTED   larger than RAY_PACK_MAX_BYTES: err names the largest file */
 enum fl_status ray_pack_env(const struct cli_cluster *c, json_t *env, struct fl_err *err);
+
+struct ray_pack_file {
+    const char *name; /* in the package                        */
+    const char *path; /* where it is read from, else data, len */
+    const void *data;
+    size_t len;
+    unsigned mode; /* permissions */
+};
+/* These files, sent as one package unless the head has it. uri: its gcs:// address; *bytes: its size.
+ *
+ * FL_EXHAUSTED   larger than RAY_PACK_HTTP_BYTES, which is what Ray's head takes over HTTP */
+enum fl_status ray_pack_list(const struct cli_cluster *c, const struct ray_pack_file *files, size_t n, char uri[RAY_PACK_URI_BYTES],
+                             size_t *bytes, struct fl_err *err);

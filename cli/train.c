@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "cli/daemons.h"
+#include "cli/external.h"
 #include "cli/interrupt.h"
 #include "cli/job.h"
 #include "cli/launch.h"
@@ -28,27 +29,39 @@ struct train {
     struct cli_daemon own[2]; /* of a private cluster: head, node */
     size_t n_own;
     bool own_ended; /* one of them, before the run */
+    const char *given_id, *programs;
 };
 static const struct fl_opt own_opts[] = {
     { FL_OPT_TEXT, "address", .arg = "HOST:PORT", .at = offsetof(struct train, common.address),
       .help = "run on that cluster; else on FURLONG_ADDRESS, RAY_ADDRESS, the head that runs here, or a private one" },
     { FL_OPT_INT, "num-gpus", .arg = "N", .min = 0, .max = 4096, .at = offsetof(struct train, num_gpus),
       .help = "a private cluster's logical devices (default: what the run needs)" },
+    { FL_OPT_TEXT, "submission-id", .arg = "ID", .at = offsetof(struct train, given_id), .help = "of its job (default: train_ and eight digits)" },
+    { FL_OPT_TEXT, "ray-programs", .arg = "FOLDER", .env = "FURLONG_RAY_PROGRAMS", .at = offsetof(struct train, programs),
+      .help = "on an external Ray: where furlong is on every node (default: it is sent there)" },
     { FL_OPT_SWITCH, "json", .at = offsetof(struct train, common.json),
       .help = "one JSON object a step on stdout, everything else on stderr" },
     { 0 }
 };
 
 /* ==== where it is recorded ========================================================================= */
+static enum fl_status make_id(struct train *t, struct fl_err *err)
+{
+    uint32_t id;
+
+    if (t->given_id)
+        return FL_COPY(t->id, t->given_id) ? FL_OK : fl_fail(err, FL_INVALID, "--submission-id=%.40s... is longer than %d bytes", t->given_id, CLI_JOB_BYTES - 1);
+    FL_TRY(fl_random(&id, sizeof(id), err));
+    snprintf(t->id, sizeof(t->id), "train_%08x", id);
+    return FL_OK;
+}
+
 static enum fl_status make_run_dir(struct train *t, struct fl_err *err)
 {
     char state[FL_PATH_MAX], stamp[32];
-    uint32_t id;
     time_t now = time(NULL);
     struct tm tm;
 
-    FL_TRY(fl_random(&id, sizeof(id), err));
-    snprintf(t->id, sizeof(t->id), "train_%08x", id);
     if (t->flags.run_dir && t->flags.run_dir[0] == '/') {
         FL_TRY(fl_path(t->run_dir, err, "%s", t->flags.run_dir));
     } else if (t->flags.run_dir) {
@@ -165,51 +178,96 @@ static void end_private(struct train *t, bool at_once)
         (void)cli_failed("furlong train", &err);
 }
 
-static enum fl_status find_or_start(struct train *t, struct cli_cluster *c, struct fl_err *err)
+static enum fl_status takes_as_it_is(const struct train *t, const char *url, struct fl_err *err)
+{
+    return t->num_gpus_given ? fl_fail(err, FL_INVALID, "--num-gpus is for a private cluster; this run goes to %s and takes its nodes as they are: leave the flag out", url)
+                             : FL_OK;
+}
+
+static enum fl_status find_or_start(struct train *t, const struct cli_cluster *external, struct cli_cluster *c, struct fl_err *err)
 {
     if (launch_asked(&t->launch))
-        return launch_cluster(&t->launch, t->common.address, (double)devices_needed(&t->flags), c, err);
+        return launch_cluster(&t->launch, external ? external->url : t->common.address, (double)devices_needed(&t->flags), c, err);
+    if (external) {
+        *c = *external;
+        return takes_as_it_is(t, c->url, err);
+    }
     enum fl_status st = cli_cluster_find(t->common.address, c, err);
 
-    if (st != FL_NOT_FOUND) {
-        if (st == FL_OK && t->num_gpus_given)
-            return fl_fail(err, FL_INVALID, "--num-gpus is for a private cluster; this run goes to %s and takes its nodes as they are: leave the flag out", c->url);
-        return st;
-    }
+    if (st != FL_NOT_FOUND)
+        return st == FL_OK ? takes_as_it_is(t, c->url, err) : st;
     if (err)
         *err = (struct fl_err){ 0 };
     return start_private(t, c, err);
 }
 
 /* ==== the run ====================================================================================== */
+struct given { /* the run's own flags, as they were given */
+    char **words[TRAIN_FLAG_TABLES];
+};
+
+/* Adds them to to[0..n), but for --run-dir unless all are wanted. */
+static size_t given_words(const struct fl_opts *o, bool all, struct given *g, const char **to, size_t n)
+{
+    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++) {
+        g->words[i] = fl_opts_words(o, i);
+        for (char **w = g->words[i]; w && *w; w++)
+            if (all || strncmp(*w, "--run-dir=", 10) != 0)
+                to[n++] = *w;
+    }
+    return n;
+}
+
+static void given_free(struct given *g)
+{
+    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++)
+        fl_words_free(g->words[i]);
+}
+
 static json_t *submission(const struct train *t, const struct fl_opts *o)
 {
     const char *words[FL_OPT_MAX + 4] = { "furlong-driver" };
     char run_dir[FL_PATH_MAX + 16], here[4096];
-    char **given[TRAIN_FLAG_TABLES];
-    size_t n = 1;
+    struct given given;
 
     snprintf(run_dir, sizeof(run_dir), "--run-dir=%s", t->run_dir);
-    words[n++] = run_dir;
-    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++) {
-        given[i] = fl_opts_words(o, i);
-        for (char **w = given[i]; w && *w; w++)
-            if (strncmp(*w, "--run-dir=", 10) != 0)
-                words[n++] = *w;
-    }
+    words[1] = run_dir;
+    (void)given_words(o, false, &given, words, 2);
     char *line = cli_shell_line(words);
     json_t *body = json_pack("{s:s,s:s,s:{s:s},s:{s:i,s:s,s:s*}}", "entrypoint", line, "submission_id",
                              t->id, "metadata", "furlong", "train", "furlong", "driver_restarts",
                              DRIVER_RESTARTS, "run_dir", t->run_dir, "cwd", getcwd(here, sizeof(here)));
 
     free(line);
-    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++)
-        fl_words_free(given[i]);
+    given_free(&given);
     return body;
+}
+
+/* On a cluster of Ray's: nothing is recorded here, the run is where its driver is. */
+static int run_on_ray(struct train *t, const struct fl_opts *o, const struct external *x)
+{
+    const char *words[FL_OPT_MAX + 1] = { 0 };
+    char *nodes = NULL;
+    struct given given;
+    struct external_run r = { .program = o->program, .id = t->id, .programs = t->programs, .launch = &t->launch, .devices = devices_needed(&t->flags),
+                              .words = words, .json = t->common.json, .away_max_ms = AWAY_MS };
+    struct fl_err err = { 0 };
+    int rc;
+
+    if (takes_as_it_is(t, x->cluster.url, &err) != FL_OK || launch_may_join(&t->launch, &err) != FL_OK ||
+        launch_names(&t->launch, &nodes, &err) != FL_OK)
+        return cli_failed(o->program, &err);
+    r.nodes = nodes;
+    (void)given_words(o, true, &given, words, 0);
+    rc = external_run(x, &r);
+    given_free(&given);
+    free(nodes);
+    return rc;
 }
 
 static int run(struct train *t, const struct fl_opts *o)
 {
+    struct external x;
     char logs[FL_PATH_MAX] = "";
     struct cli_follow how = {
         .show = t->common.json ? CLI_SHOW_STEPS : CLI_SHOW_LOG,
@@ -223,11 +281,19 @@ static int run(struct train *t, const struct fl_opts *o)
     struct cli_cluster c = { 0 };
     struct fl_err err = { 0 };
     char id[CLI_JOB_BYTES] = "";
-    enum fl_status st = make_run_dir(t, &err);
+    bool external = external_asked();
+    enum fl_status st = make_id(t, &err);
 
+    if (st == FL_OK && external)
+        st = external_find(t->common.address, &x, &err);
+    if (st != FL_OK)
+        return cli_failed(o->program, &err);
+    if (external && !x.ours)
+        return run_on_ray(t, o, &x);
     cli_signals_hold(); /* until they mean the job */
+    st = make_run_dir(t, &err);
     if (st == FL_OK)
-        st = find_or_start(t, &c, &err);
+        st = find_or_start(t, external ? &x.cluster : NULL, &c, &err);
     json_t *body = st == FL_OK ? submission(t, o) : NULL;
     if (st == FL_OK)
         st = body ? cli_submit(&c, body, id, &err) : fl_fail(&err, FL_EXHAUSTED, "no memory to submit");

@@ -1,0 +1,382 @@
+"""A run of Furlong inside a Ray cluster: the command of the job that `furlong train` submits there.
+
+With Ray's own API it reserves each node's devices and cores in one placement group, starts one worker daemon a node in an
+actor of that group, starts the head beside itself, gives the run to it, follows it, and returns its exit code. All goes at the
+end, and when any part of it is killed: daemons belong to guards (guard.py), which see their starter end; actors and the group
+belong to this job of Ray.
+
+    bootstrap.py [--devices=N] [--nodes=A,B | --num-nodes=N] [--node-gpus=N] [--join-timeout=S] [--programs=FOLDER]
+                 [--cwd=FOLDER] [--cluster-version=V] -- FLAG of furlong train...
+
+FURLONG_RAY_FAULT=POINT makes it kill itself there: connect, group, daemons, head, run."""
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import ray
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from guard import ORPHAN_S  # noqa: E402
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+READY_S, GONE_S, ACTOR_S = 60, 45, 120
+ID = "ray.io/node-id"
+
+
+class Refused(Exception):
+    """One sentence for whoever submitted this."""
+
+
+def say(text):
+    print(f"furlong: {text}", flush=True)
+
+
+@contextlib.contextmanager
+def quiet():
+    """What Ray's core prints about this host is no part of the run's output, unless it fails."""
+    with tempfile.TemporaryFile() as kept:
+        was = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(was, kept.read())
+            raise
+        finally:
+            os.dup2(was, 2)
+            os.close(was)
+
+
+def fault(point):
+    if os.environ.get("FURLONG_RAY_FAULT") == point:
+        say(f"killed at {point}, as FURLONG_RAY_FAULT says")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def amount(x):
+    return f"{x:g}"
+
+
+# ==== a daemon and its guard ==========================================================================================
+def clean_env(devices=None):
+    """What daemons and workers get: nothing that is Ray's own, nor what this job's driver alone was given."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "FURLONG_RUNTIME", "FURLONG_STATE", "FURLONG_TOKEN",
+                                                                     "MILES_SCRIPT_", "FURLONG_ADDRESS")) or k.startswith("RAY_memory_")}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    if devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = devices
+    return env
+
+
+class Daemon:
+    """One program of ours under a guard. Its end is this object's or this process's, whichever comes first."""
+
+    def __init__(self, argv, token, env):
+        self.guard = subprocess.Popen([sys.executable, os.path.join(HERE, "guard.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                      env=env, start_new_session=True)
+        self.guard.stdin.write(json.dumps({"argv": argv, "token": token, "env": env}).encode() + b"\n")
+        self.guard.stdin.flush()
+        self.out, self.program = self.guard.stdout, os.path.basename(argv[0])
+        self.guard.wait()
+
+    def line(self, seconds):
+        if not select.select([self.out], [], [], seconds)[0]:
+            return None
+        text = self.out.readline()
+        return json.loads(text) if text else {"ended": None, "why": "its guard was killed"}
+
+    def ready(self):
+        said = self.line(READY_S)
+        if said is None:
+            raise Refused(f"{self.program} on {os.uname().nodename} is not ready after {READY_S} s")
+        if "error" in said or "ended" in said:
+            raise Refused(f"{self.program} on {os.uname().nodename}: {said.get('error') or said.get('why') or 'ended at once'}")
+        return said
+
+    def end(self):
+        """Asks for its end and waits until nothing of it is left."""
+        if not self.guard.stdin.closed:
+            self.guard.stdin.close()
+        due = time.monotonic() + GONE_S
+        while (left := due - time.monotonic()) > 0:
+            said = self.line(left)
+            if said is None or "ended" in said:
+                return said
+        return None
+
+
+def node_argv(programs, address, ip, name, cpus, gpus):
+    argv = [os.path.join(programs, "furlong-node"), f"--address={address}", f"--node-ip-address={ip}", f"--node-name={name}", "--private",
+            f"--orphan-timeout={ORPHAN_S}", f"--wait={READY_S - 10}", f"--num-gpus={gpus}"]
+    return argv + ([f"--num-cpus={amount(cpus)}"] if cpus > 0 else [])
+
+
+class Node:
+    """The actor: holds a node's share of the placement group, and its daemon."""
+
+    def start(self, programs, address, token, ip, name, cpus, gpus, logical):
+        if programs is None:
+            programs = os.path.join(os.path.dirname(HERE), "bin")
+        devices = None if logical or not gpus else ",".join(str(x) for x in ray.get_gpu_ids())
+        try:
+            self.daemon = Daemon(node_argv(programs, address, ip, name, cpus, gpus), token, clean_env(devices))
+            self.daemon.ready()
+            return None
+        except (Refused, OSError) as e:
+            return str(e)
+
+    def end(self):
+        said = self.daemon.end() if hasattr(self, "daemon") else {}
+        return said is not None
+
+
+# ==== which nodes, and what of each ===================================================================================
+def address_key(node):
+    text = node["NodeManagerAddress"]
+    parts = text.split(".")
+    return (0, tuple(int(x) for x in parts)) if len(parts) == 4 and all(x.isdigit() for x in parts) else (1, text)
+
+
+def names_of(node):
+    return {node.get("NodeName", ""), node["NodeManagerHostname"], node["NodeManagerHostname"].split(".")[0], node["NodeManagerAddress"],
+            node["NodeID"]} - {""}
+
+
+def free_of():
+    try:
+        from ray._private.state import available_resources_per_node
+        return available_resources_per_node()
+    except Exception:  # its place is no promise of Ray's; without it the sentence says less
+        return {}
+
+
+def choose(nodes, a):
+    """The nodes of the run, by address: those named, or the first so many, or all. Where Ray has GPUs, those that have some."""
+    nodes = sorted(nodes, key=address_key)
+    if a.nodes:
+        wanted, chosen = a.nodes.split(","), []
+        for name in wanted:
+            found = [n for n in nodes if name in names_of(n)]
+            if len(found) != 1:
+                raise Refused(f"--nodes: {name} is {'no node' if not found else 'the name of several nodes'} of this Ray cluster; it has "
+                              + ", ".join(sorted(min(names_of(n), key=len) for n in nodes)))
+            chosen.append(found[0])
+        return chosen
+    with_gpus = [n for n in nodes if n["Resources"].get("GPU", 0) >= 1]
+    nodes = with_gpus or [n for n in nodes if n["Resources"].get("CPU", 0) >= 1] or nodes
+    if a.num_nodes and a.num_nodes > len(nodes):
+        raise Refused(f"--num-nodes={a.num_nodes}: this Ray cluster has {len(nodes)} nodes{' with GPUs' if with_gpus else ''}")
+    return nodes[:a.num_nodes] if a.num_nodes else nodes
+
+
+def share(node, a, logical):
+    """(cores, devices) of a node: all of it, or with --node-gpus so many devices and their part of the cores."""
+    cpus, gpus = float(int(node["Resources"].get("CPU", 0))), int(node["Resources"].get("GPU", 0))
+    if a.node_gpus is not None and not logical:
+        if a.node_gpus > gpus:
+            raise Refused(f"--node-gpus={a.node_gpus}: {node['NodeManagerAddress']} has GPU {gpus}")
+        cpus = float(max(1, int(cpus * a.node_gpus / gpus))) if gpus and cpus else cpus
+        gpus = a.node_gpus
+    return cpus, gpus
+
+
+def table(nodes, shares, free):
+    rows = []
+    for n, (cpus, gpus) in zip(nodes, shares):
+        has = free.get(n["NodeID"])
+        for what, ask in (("GPU", gpus), ("CPU", cpus)):
+            if ask and has is not None and has.get(what, 0) < ask:
+                rows.append(f"{n['NodeManagerAddress']} lacks {what}: {amount(ask)} asked, {amount(has.get(what, 0))} of "
+                            f"{amount(n['Resources'].get(what, 0))} free")
+    return "; ".join(rows)
+
+
+class Run:
+    def __init__(self, a, words):
+        self.a, self.words = a, words
+        self.group, self.actors, self.own, self.train = None, [], [], None
+        self.stopped = threading.Event()
+        self.programs = a.programs or os.path.join(os.path.dirname(HERE), "bin")
+
+    def connect(self):
+        fault("connect")
+        try:
+            with quiet():
+                ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, logging_level="warning",
+                         namespace=f"furlong-{secrets.token_hex(4)}")
+        except Exception as e:
+            raise Refused(f"this Python's Ray {ray.__version__} does not get into the cluster of Ray {a_version(self.a)}: {str(e).splitlines()[0][:300]}") from None
+        self.me = ray.get_runtime_context().get_node_id()
+        return [n for n in ray.nodes() if n["Alive"]]
+
+    def reserve(self, nodes):
+        self.nodes = choose(nodes, self.a)
+        self.logical = not any(n["Resources"].get("GPU", 0) >= 1 for n in nodes)
+        self.shares = [share(n, self.a, self.logical) for n in self.nodes]
+        if self.logical:  # devices in name alone, as many as the run needs
+            each = self.a.node_gpus if self.a.node_gpus is not None else -(-self.a.devices // len(self.nodes))
+            self.gpus = [each] * len(self.nodes)
+            say(f"this Ray cluster has no GPU: {each} logical devices a node")
+        else:
+            self.gpus = [g for _, g in self.shares]
+        if sum(self.gpus) < self.a.devices:
+            raise Refused(f"the run needs {self.a.devices} GPUs; this Ray cluster gives {sum(self.gpus)}: "
+                          + ", ".join(f"{n['NodeManagerAddress']} {g}" for n, g in zip(self.nodes, self.gpus)))
+        bundles = []
+        for n, (cpus, gpus) in zip(self.nodes, self.shares):
+            bundle = {f"node:{n['NodeManagerAddress']}": 0.001}  # its own: a node without a core to give has it too
+            bundle.update({"CPU": cpus} if cpus else {}, **({"GPU": gpus} if gpus else {}))
+            bundles.append(bundle)
+        try:
+            self.group = placement_group(bundles, strategy="STRICT_SPREAD", name="furlong",
+                                         bundle_label_selector=[{ID: n["NodeID"]} for n in self.nodes])
+        except TypeError:
+            raise Refused(f"Ray {ray.__version__} is too old: its placement groups cannot be pinned to nodes (bundle_label_selector)") from None
+        fault("group")
+        began, said = time.monotonic(), ""
+        while not self.group.wait(1):
+            self.go_on()
+            lacks = table(self.nodes, self.shares, free_of())
+            if time.monotonic() - began > self.a.join_timeout:
+                raise Refused(f"Ray has not given the nodes after {self.a.join_timeout} s: {lacks or 'it does not say what is missing'}")
+            if lacks != said and time.monotonic() - began > 3:
+                say(f"waiting for Ray: {lacks}")
+                said = lacks
+
+    def start_head(self):
+        token = secrets.token_hex(32)
+        ip = next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == self.me)
+        self.head = Daemon([os.path.join(self.programs, "furlong-head"), "--private", "--until-idle", f"--node-ip-address={ip}", "--port=0",
+                            "--dashboard-host=127.0.0.1", "--dashboard-port=0"], token, clean_env())
+        self.own.append(self.head)
+        self.info = self.head.ready()
+        self.token, self.ip = token, ip
+        fault("head")
+
+    def start_nodes(self):
+        address = self.info["address"]
+        kind = ray.remote(Node)
+        waits, taken = [], set()
+        for i, (n, (cpus, gpus), devices) in enumerate(zip(self.nodes, self.shares, self.gpus)):
+            name = n["NodeManagerHostname"]
+            name = name if name not in taken else f"{name}-{i}"
+            taken.add(name)
+            actor = kind.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=i)).remote()
+            self.actors.append(actor)
+            waits.append(actor.start.remote(self.a.programs, address, self.token, n["NodeManagerAddress"], name, cpus, devices, self.logical))
+        if not any(n["NodeID"] == self.me for n in self.nodes):  # the head's own node runs the driver of the run
+            self.own.append(Daemon(node_argv(self.programs, address, self.ip, f"{os.uname().nodename}-driver", 0, 0), self.token, clean_env()))
+            self.own[-1].ready()
+        due = time.monotonic() + max(ACTOR_S, self.a.join_timeout)
+        for n, wait in zip(self.nodes, waits):
+            while not ray.wait([wait], timeout=1)[0]:
+                self.go_on()
+                if time.monotonic() > due:
+                    raise Refused(f"the worker daemon of {n['NodeManagerAddress']} is not there after {ACTOR_S} s")
+            try:
+                why = ray.get(wait)
+            except ray.exceptions.RayError as e:
+                why = str(e).strip().splitlines()[0]
+            if why:
+                raise Refused(f"{n['NodeManagerAddress']}: {why}")
+        say(f"{len(self.nodes)} nodes: " + ", ".join(f"{n['NodeManagerAddress']} {g} {'logical devices' if self.logical else 'GPUs'}"
+                                                       for n, g in zip(self.nodes, self.gpus)))
+        fault("daemons")
+
+    def follow(self):
+        env = clean_env()
+        token_path = os.path.join(os.path.dirname(self.info["state_dir"].rstrip("/")), "token")
+        env["FURLONG_TOKEN_PATH"] = self.info.get("token_path") or token_path
+        state = os.environ.get("FURLONG_STATE_DIR")
+        if state:
+            env["FURLONG_STATE_DIR"] = state
+        cwd = self.a.cwd if self.a.cwd and os.path.isdir(self.a.cwd) else None
+        self.train = subprocess.Popen([os.path.join(self.programs, "furlong"), "train", f"--address={self.info['http']}", *self.words], env=env,
+                                      stdin=subprocess.DEVNULL, cwd=cwd)
+        fault("run")
+        while True:
+            try:
+                return self.train.wait(0.2)
+            except subprocess.TimeoutExpired:
+                if self.stopped.is_set() and self.train.poll() is None:
+                    self.train.terminate()
+                    self.stopped.clear()
+
+    def go_on(self):
+        if self.stopped.is_set():
+            raise Refused("stopped")
+
+    def give_back(self):
+        """Everything, in the order in which each needs the others no more."""
+        for daemon in self.own:
+            daemon.guard.stdin.close()
+        asked = [(a, a.end.remote()) for a in self.actors]
+        for a, end in asked:
+            try:
+                ray.get(end, timeout=GONE_S)
+            except Exception as e:  # its guard does what is left, when the actor is no more
+                say(f"a worker daemon did not say that it ended: {str(e).splitlines()[0][:200]}")
+            ray.kill(a)
+        for daemon in self.own:
+            daemon.end()
+        if self.group:
+            remove_placement_group(self.group)
+            due = time.monotonic() + 10
+            while placement_group_table(self.group).get("state") != "REMOVED" and time.monotonic() < due:
+                time.sleep(0.1)
+
+
+def a_version(a):
+    return a.cluster_version or "an unknown version"
+
+
+def flags(argv):
+    at = argv.index("--") if "--" in argv else len(argv)
+    p = argparse.ArgumentParser(prog="bootstrap.py")
+    p.add_argument("--devices", type=int, default=1)
+    p.add_argument("--nodes")
+    p.add_argument("--num-nodes", type=int)
+    p.add_argument("--node-gpus", type=int)
+    p.add_argument("--join-timeout", type=int, default=300)
+    p.add_argument("--programs")
+    p.add_argument("--cwd")
+    p.add_argument("--cluster-version")
+    return p.parse_args(argv[:at]), argv[at + 1:]
+
+
+def main(argv):
+    a, words = flags(argv)
+    run, code = Run(a, words), 1
+    signal.signal(signal.SIGTERM, lambda *_: run.stopped.set())
+    signal.signal(signal.SIGINT, lambda *_: run.stopped.set())
+    try:
+        run.reserve(run.connect())
+        run.start_head()
+        run.start_nodes()
+        run.go_on()
+        code = run.follow()
+        code = code if code >= 0 else 128 - code
+    except Refused as e:
+        say(str(e))
+    finally:
+        if ray.is_initialized():
+            run.give_back()
+            ray.shutdown()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
