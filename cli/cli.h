@@ -30,7 +30,8 @@ struct cli_common {
 };
 extern const struct fl_opt cli_common_opts[]; /* of a struct cli_common */
 
-/* "furlong VERB: sentence" on stderr; returns 1. */
+/* "furlong VERB: sentence" on stderr; returns 2 for what was given wrong (FL_INVALID), 128 + signal for FL_CANCELLED,
+ * else 1. */
 int cli_failed(const char *program, const struct fl_err *err);
 /* Usage: the same with 2. */
 int cli_misused(const char *program, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -18,7 +18,7 @@
 #include "common/base/fault.h"
 
 extern char **environ;
-enum { READY_FD = 3, READY_BYTES = 16 << 10, INFO_BYTES = 64 << 10, MAX_DAEMONS = 256, NODE_KILL_MS = 6000, UNREADY_MS = 5000 };
+enum { READY_FD = 3, READY_BYTES = 16 << 10, INFO_BYTES = 64 << 10, MAX_DAEMONS = 256, NODE_KILL_MS = 6000, UNREADY_MS = 5000, USAGE = 2 };
 
 static uint64_t now_ms(void)
 {
@@ -63,8 +63,30 @@ static enum fl_status spawn(const char *path, char *const *argv, const char *log
     return rc ? fl_fail_errno(err, "start %s", path) : FL_OK;
 }
 
+static bool ended_within(int pidfd, uint32_t ms)
+{
+    struct pollfd p = { .fd = pidfd, .events = POLLIN };
+    int rc;
+
+    do
+        rc = poll(&p, 1, (int)ms);
+    while (rc < 0 && errno == EINTR);
+    return rc > 0;
+}
+
+/* The number that it ended with; -1: it was killed, or is still there after its last word. */
+static int exit_code(pid_t pid)
+{
+    int fd = pidfd_open(pid, 0), ws = 0;
+    bool over = fd >= 0 && ended_within(fd, UNREADY_MS) && waitpid(pid, &ws, WNOHANG) == pid;
+
+    if (fd >= 0)
+        close(fd);
+    return over && WIFEXITED(ws) ? WEXITSTATUS(ws) : -1;
+}
+
 /* What it said before it went: a usage error comes before there is a --ready-fd to say it on. */
-static enum fl_status ended_early(const char *program, const char *log, struct fl_err *err)
+static enum fl_status ended_early(const char *program, pid_t pid, const char *log, struct fl_err *err)
 {
     char tail[512] = "";
     FILE *f = fopen(log, "re");
@@ -78,11 +100,16 @@ static enum fl_status ended_early(const char *program, const char *log, struct f
     while (len && tail[len - 1] == '\n')
         tail[--len] = 0;
     const char *line = strrchr(tail, '\n');
+    size_t len_program = strlen(program);
+
+    line = line ? line + 1 : tail;
+    if (exit_code(pid) == USAGE)
+        return fl_fail(err, FL_INVALID, "%s", strncmp(line, program, len_program) == 0 && line[len_program] == ':' ? line + len_program + 2 : line);
     return fl_fail(err, FL_INTERNAL, "%s ended before it was ready: %.160s (its log: %s)", program,
-                   line ? line + 1 : tail, log);
+                   line, log);
 }
 
-static enum fl_status read_ready(const char *program, const char *log, int fd, uint32_t wait_ms,
+static enum fl_status read_ready(const char *program, pid_t pid, const char *log, int fd, uint32_t wait_ms,
                                  json_t **ready, struct fl_err *err)
 {
     uint64_t due = now_ms() + wait_ms;
@@ -112,27 +139,16 @@ static enum fl_status read_ready(const char *program, const char *log, int fd, u
     line[len] = 0;
     *ready = json_loads(line, JSON_REJECT_DUPLICATES, &bad);
     if (!*ready)
-        return ended_early(program, log, err);
+        return ended_early(program, pid, log, err);
     const char *said = json_string_value(json_object_get(*ready, "error"));
     if (said) {
-        enum fl_status st = fl_fail(err, FL_INVALID, "%s", said);
+        enum fl_status st = fl_fail(err, exit_code(pid) == USAGE ? FL_INVALID : FL_UNREACHABLE, "%s", said);
 
         json_decref(*ready);
         *ready = NULL;
         return st;
     }
     return FL_OK;
-}
-
-static bool ended_within(int pidfd, uint32_t ms)
-{
-    struct pollfd p = { .fd = pidfd, .events = POLLIN };
-    int rc;
-
-    do
-        rc = poll(&p, 1, (int)ms);
-    while (rc < 0 && errno == EINTR);
-    return rc > 0;
 }
 
 /* One that nobody waits for any more would come up later, and stay. */
@@ -171,7 +187,7 @@ enum fl_status cli_daemon_start(const char *program, const char *const *args, co
 
     close(fds[1]);
     if (st == FL_OK)
-        st = read_ready(program, log, fds[0], wait_ms, ready, err);
+        st = read_ready(program, pid, log, fds[0], wait_ms, ready, err);
     close(fds[0]);
     if (st == FL_TIMEOUT || st == FL_CANCELLED)
         end_unready(pid);

@@ -23,7 +23,8 @@ struct cli_daemon { /* a head or a node of this user on this machine, by its jso
  * argv        without the program's name and --ready-fd, NULL-terminated
  * log_dir     made if absent; standard streams go to PROGRAM.log in it, behind what is there
  * *ready      its json file; the caller's to json_decref()
- * err         the daemon's own sentence when it did not come up; FL_TIMEOUT names the log file
+ * err         the daemon's own sentence when it did not come up; FL_TIMEOUT names the log file; FL_INVALID: what it was
+ *             given is wrong (it ended with 2)
  * One that is not ready in time, or is given up for a signal (cli/interrupt.h), is ended before this returns. */
 enum fl_status cli_daemon_start(const char *program, const char *const *argv, const char *log_dir,
                                 uint32_t wait_ms, json_t **ready, struct fl_err *err);

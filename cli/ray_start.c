@@ -226,7 +226,7 @@ static int start_worker(struct start *s)
     }
     s->how.wait_s = WAIT_HEAD_S; /* launchers loop until it works */
     if (start_one_more(s, &node, &err) != FL_OK) {
-        if (err.status == FL_INVALID && strstr(err.text, "no head at"))
+        if (strstr(err.text, "no head at"))
             return ray_failed("ConnectionError", "Unable to connect to GCS at %s. Check that (1) Ray GCS with matching version "
                               "started successfully at the specified address, and (2) there is no firewall setting preventing "
                               "access. (%s)", s->address, err.text);

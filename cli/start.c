@@ -334,6 +334,32 @@ static bool has_joined(const char *address)
     return joined;
 }
 
+static int start(struct start *s, const struct fl_opts *o)
+{
+    if (o->n_words)
+        return cli_misused(o->program, "'%s' is no option", o->words[0]);
+    const char *master = getenv("MASTER_ADDR");
+    char at[300];
+    struct fl_err err = { 0 };
+
+    if (!s->head && !s->common.address && master && *master) { /* the same on every node: the head's */
+        snprintf(at, sizeof(at), strchr(master, ':') ? "[%.256s]:6379" : "%.256s:6379", master);
+        s->common.address = at;
+    }
+    if (s->head == (s->common.address != NULL))
+        return cli_misused(o->program, s->head ? "--head and --address exclude each other"
+                                             : "--head or --address=HOST:PORT is wanted");
+    if (s->head && !s->how.ip)
+        s->how.ip = cli_head_ip();
+    if (s->token_stdin && keep_token(&err) != FL_OK)
+        return cli_failed(o->program, &err);
+    if (s->if_needed && s->common.address && has_joined(s->common.address)) {
+        printf("this node has joined the head at %s already\n", s->common.address);
+        return 0;
+    }
+    return run(s);
+}
+
 int cli_start(int argc, char **argv)
 {
     struct start s = { 0 };
@@ -341,31 +367,12 @@ int cli_start(int argc, char **argv)
         .program = "furlong start", .usage = "--head | --address=HOST:PORT [OPTION...]",
         .about = "Starts a head with a worker daemon beside it, or a worker daemon that joins a head.",
         .tables = { { NULL, opts, &s }, { "With --head", head_opts, &s }, { "The node", node_opts, &s } },
+        .takes_file = true,
     };
     int rc = fl_opts_main(&o, argc, argv);
 
-    if (rc >= 0)
-        return rc;
-    if (o.n_words)
-        return cli_misused(o.program, "'%s' is no option", o.words[0]);
-    const char *master = getenv("MASTER_ADDR");
-    char at[300];
-    struct fl_err err = { 0 };
-
-    if (!s.head && !s.common.address && master && *master) { /* the same on every node: the head's */
-        snprintf(at, sizeof(at), strchr(master, ':') ? "[%.256s]:6379" : "%.256s:6379", master);
-        s.common.address = at;
-    }
-    if (s.head == (s.common.address != NULL))
-        return cli_misused(o.program, s.head ? "--head and --address exclude each other"
-                                             : "--head or --address=HOST:PORT is wanted");
-    if (s.head && !s.how.ip)
-        s.how.ip = cli_head_ip();
-    if (s.token_stdin && keep_token(&err) != FL_OK)
-        return cli_failed(o.program, &err);
-    if (s.if_needed && s.common.address && has_joined(s.common.address)) {
-        printf("this node has joined the head at %s already\n", s.common.address);
-        return 0;
-    }
-    return run(&s);
+    if (rc < 0)
+        rc = start(&s, &o);
+    fl_opts_fini(&o);
+    return rc;
 }

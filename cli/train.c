@@ -329,6 +329,7 @@ int cli_train(int argc, char **argv)
         .about = "Generates with rollout engines, trains on what they wrote, moves the new weights back; many times.\n"
                  "Without a cluster it starts a private one on this machine, which ends with the run.",
         .notes = "More flags from the environment: MILES_EXTRA_ARGS; the command line wins.",
+        .takes_file = true,
     };
     struct fl_err err = { 0 };
 
@@ -350,6 +351,7 @@ int cli_train(int argc, char **argv)
         rc = run(t, &o);
     }
     train_flags_fini(&t->flags);
+    fl_opts_fini(&o);
     launch_fini(&t->launch);
     free(t);
     return rc;

@@ -57,7 +57,7 @@ int cli_failed(const char *program, const struct fl_err *err)
     fflush(stdout);
     fprintf(stderr, "%s: %s\n", program, err->text);
     if (err->status != FL_CANCELLED)
-        return 1;
+        return err->status == FL_INVALID ? 2 : 1;
     return cli_interrupt_code() ? cli_interrupt_code() : 130;
 }
 

@@ -46,6 +46,10 @@ static enum fl_status unknown(const struct fl_opts *o, const char *origin, const
     struct fl_opt_ref r;
 
     snprintf(asked, sizeof(asked), "%.*s", (int)len, word);
+    if (o->takes_file && fl_edit_distance(asked, FILE_OPTION) < least) {
+        least = fl_edit_distance(asked, FILE_OPTION);
+        snprintf(best, sizeof(best), "%s", FILE_OPTION);
+    }
     for (size_t i = 0; (r = fl_opts_at(o, i)).opt; i++) {
         snprintf(no, sizeof(no), "no-%s", r.opt->name);
         const char *names[] = { r.opt->name, r.opt->alias, r.opt->off ? no : NULL };
@@ -162,6 +166,24 @@ enum fl_status fl_opts_named(struct fl_opts *o, enum fl_opt_from from, const cha
     return give(o, i, from, origin, value, err);
 }
 
+/* argv[*i] is --config, on the command line. */
+static bool is_file(const struct fl_opts *o, enum fl_opt_from from, const char *word)
+{
+    size_t len = strlen("--" FILE_OPTION);
+
+    return o->takes_file && from == FL_OPT_LINE && strncmp(word, "--" FILE_OPTION, len) == 0 && (!word[len] || word[len] == '=');
+}
+
+static enum fl_status take_file(struct fl_opts *o, int argc, char **argv, int *i, struct fl_err *err)
+{
+    const char *value = strchr(argv[(*i)++], '=');
+
+    if (!value && *i == argc)
+        return fl_fail(err, FL_INVALID, "--" FILE_OPTION ": FILE is missing");
+    o->file = value ? value + 1 : argv[(*i)++];
+    return FL_OK;
+}
+
 /* argv[*i] is an option; *i moves past what it takes. */
 static enum fl_status take(struct fl_opts *o, enum fl_opt_from from, const char *origin, int argc,
                            char **argv, int *i, struct fl_err *err)
@@ -217,6 +239,10 @@ enum fl_status fl_opts_line(struct fl_opts *o, enum fl_opt_from from, const char
         }
         if (strcmp(w, "--help") == 0 || strcmp(w, "-h") == 0)
             return fl_fail(err, FL_CANCELLED, "help was asked for");
+        if (is_file(o, from, w)) {
+            FL_TRY(take_file(o, argc, argv, &i, err));
+            continue;
+        }
         if (w[0] == '-' && w[1]) {
             FL_TRY(take(o, from, origin, argc, argv, &i, err));
             continue;
@@ -232,7 +258,14 @@ enum fl_status fl_opts_line(struct fl_opts *o, enum fl_opt_from from, const char
 enum fl_status fl_opts_parse(struct fl_opts *o, int argc, char **argv, struct fl_err *err)
 {
     FL_TRY(preset(o, err));
-    return fl_opts_line(o, FL_OPT_LINE, "", argc > 0 ? argc - 1 : 0, argv + 1, err);
+    FL_TRY(fl_opts_line(o, FL_OPT_LINE, "", argc > 0 ? argc - 1 : 0, argv + 1, err));
+    return o->file ? fl_opts_file(o, o->file, &o->file_kept, err) : FL_OK;
+}
+
+void fl_opts_fini(struct fl_opts *o)
+{
+    json_decref(o->file_kept);
+    o->file_kept = NULL;
 }
 
 int fl_opts_main(struct fl_opts *o, int argc, char **argv)
@@ -258,6 +291,8 @@ bool fl_opts_takes_value(const struct fl_opts *o, const char *word)
 
     if (word[0] != '-' || !word[1] || strchr(word, '='))
         return false;
+    if (is_file(o, FL_OPT_LINE, word))
+        return true;
     if (word[1] == '-')
         i = find(o, word + 2, strlen(word + 2), &off);
     else

@@ -42,15 +42,19 @@ struct fl_opts {
     const char *about, *notes;   /* above and below the list in the help; notes may be NULL */
     struct fl_opt_table tables[FL_OPT_TABLES];
     bool first_word_ends; /* options end at the first word that is none: a command follows */
+    bool takes_file;      /* --config=FILE, read by fl_opts_parse() as by fl_opts_file() */
     /* out */
     char **words;   /* what is no option, in order: the front of argv, rearranged */
     size_t n_words;
     uint8_t from[FL_OPT_MAX]; /* enum fl_opt_from, by position over all tables */
+    const char *file;         /* --config, or NULL */
+    json_t *file_kept;        /* what values point into */
 };
 
 /* Defaults, environment, then argv[1..argc). FL_INVALID: err says what is wrong; FL_CANCELLED: --help
  * was asked for. The struct may be half filled then. */
 enum fl_status fl_opts_parse(struct fl_opts *o, int argc, char **argv, struct fl_err *err);
+void fl_opts_fini(struct fl_opts *o); /* of one that takes a file; texts that came from it are gone then */
 /* The same for main(): prints the help (stdout) or the sentence (stderr). -1: go on; else exit with it. */
 int fl_opts_main(struct fl_opts *o, int argc, char **argv);
 /* Words that count less than the command line, more than the environment; after fl_opts_parse. origin

@@ -7,7 +7,8 @@
 
 enum { FILE_MAX_BYTES = 1 << 20 };
 
-static enum fl_status take(struct fl_opts *o, const struct fl_json_at *root, const char *name,
+/* The text of a number stands in the file's place from here on: an option may keep it. */
+static enum fl_status take(struct fl_opts *o, const struct fl_json_at *root, json_t *file, const char *name,
                            const json_t *v, struct fl_err *err)
 {
     char number[32], origin[160];
@@ -36,6 +37,11 @@ static enum fl_status take(struct fl_opts *o, const struct fl_json_at *root, con
     case JSON_ARRAY:
         return fl_json_bad(root, name, err, "give a string, a number, true or false");
     }
+    if (text == number) {
+        if (json_object_set_new(file, name, json_string(number)) < 0)
+            return fl_fail(err, FL_EXHAUSTED, "no memory for %s", root->key);
+        text = json_string_value(json_object_get(file, name));
+    }
     return fl_opts_named(o, FL_OPT_FILE, origin, name, text, err);
 }
 
@@ -52,7 +58,7 @@ enum fl_status fl_opts_file(struct fl_opts *o, const char *path, json_t **keep, 
 
     json_object_foreach_safe(json, next, name, v)
     {
-        st = st == FL_OK ? take(o, &root, name, v, err) : st;
+        st = st == FL_OK ? take(o, &root, json, name, v, err) : st;
     }
     if (st != FL_OK)
         json_decref(json);

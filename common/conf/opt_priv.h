@@ -2,6 +2,8 @@
 #pragma once
 #include "common/conf/opt.h"
 
+#define FILE_OPTION "config"
+
 struct fl_opt_ref { const struct fl_opt *opt; void *at; size_t table; };
 struct fl_opt_ref fl_opts_at(const struct fl_opts *o, size_t i); /* opt NULL: past the last */
 /* Takes the options of argv[0..argc) and moves the other words to its front. */

@@ -67,6 +67,11 @@ void fl_opts_help(const struct fl_opts *o, FILE *to)
             if (p->help)
                 put_option(to, p);
     }
+    if (o->takes_file) {
+        fprintf(to, "%-*s", HELP_COLUMN, "      --" FILE_OPTION "=FILE");
+        put_wrapped(to, "options from a JSON object of their names and values; the command line and the environment win",
+                    HELP_COLUMN, HELP_COLUMN);
+    }
     fprintf(to, "  -h, --help%*sthis text\n", HELP_COLUMN - 12, "");
     if (o->notes)
         fprintf(to, "\n%s\n", o->notes);

@@ -38,7 +38,7 @@ static void a_file_counts_less_than_all_but_defaults(void **state)
 {
     static const char text[] =
         "{\"num-rollout\": 9, \"fast\": true, \"lr\": 0.5, \"buffer\": \"8KiB\", "
-        "\"model\": \"/m\", \"lr2\": null}";
+        "\"model\": 37, \"lr2\": null}";
     struct fl_err err = { 0 };
     struct flags f;
     json_t *keep;
@@ -46,7 +46,7 @@ static void a_file_counts_less_than_all_but_defaults(void **state)
     (void)state;
     t_ok(parse(NULL, text, &f, &keep, &err), &err);
     t_true(f.n == 9 && f.fast && f.lr == 0.5 && f.bytes == 8192);
-    t_str_eq(f.model, "/m");
+    t_str_eq(f.model, "37");
     json_decref(keep);
     t_ok(parse("--num-rollout=3", text, &f, &keep, &err), &err);
     t_int_eq(f.n, 3);
@@ -86,11 +86,60 @@ static void what_is_wrong_in_a_file_is_named(void **state)
     }
 }
 
+/* The option itself: --config FILE on the command line of those that take one. */
+static void config_names_the_file(void **state)
+{
+    static const struct row {
+        const char *words[4], *says; /* says NULL: it is read, n is 9 */
+        bool takes_none;
+    } rows[] = {
+        { { "t", "--config=%s" }, NULL, false },
+        { { "t", "--config", "%s" }, NULL, false },
+        { { "t", "--config", "%s", "--fast" }, NULL, false },
+        { { "t", "--config" }, "--config: FILE is missing", false },
+        { { "t", "--confg=x" }, "unknown option --confg; did you mean --config?", false },
+        { { "t", "--config=/no/such/file" }, "/no/such/file", false },
+        { { "t", "--config=%s" }, "unknown option --config; see t --help", true },
+    };
+    static const char text[] = "{\"num-rollout\": 9, \"model\": \"/m\"}";
+    char words[4][300], *argv[4];
+    struct fl_err err = { 0 };
+
+    (void)state;
+    t_ok(fl_file_write(t_path("flags.json"), 0600, text, strlen(text), &err), &err);
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        struct flags f = { 0 };
+        struct fl_opts o = { .program = "t", .tables = { { NULL, table, &f } }, .takes_file = !rows[i].takes_none };
+        int n = 0;
+
+        for (; n < 4 && rows[i].words[n]; n++) {
+            const char *mark = strstr(rows[i].words[n], "%s");
+
+            snprintf(words[n], sizeof(words[n]), "%.*s%s", mark ? (int)(mark - rows[i].words[n]) : 99, rows[i].words[n],
+                     mark ? t_path("flags.json") : "");
+            argv[n] = words[n];
+        }
+        enum fl_status st = fl_opts_parse(&o, n, argv, &err);
+
+        if (rows[i].says) {
+            t_true(st != FL_OK, "row %zu", i);
+            t_has(err.text, rows[i].says);
+        } else {
+            t_ok(st, &err);
+            t_int_eq(f.n, 9, "row %zu", i);
+            t_str_eq(f.model, "/m");
+            t_int_eq(fl_opts_from(&o, "model"), FL_OPT_FILE);
+        }
+        fl_opts_fini(&o);
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_counts_less_than_all_but_defaults),
         cmocka_unit_test(what_is_wrong_in_a_file_is_named),
+        cmocka_unit_test(config_names_the_file),
     };
 
     return t_run("opt_file", tests);

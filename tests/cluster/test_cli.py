@@ -8,6 +8,16 @@ import harness
 from harness import place, wait_for
 
 
+def test_options_from_a_file():
+    with place() as p:
+        with open(f"{p.root}/node.json", "w", encoding="utf-8") as f:
+            json.dump({"num-gpus": 3, "node-name": "from-the-file", "block": None}, f)
+        p.start_head(f"--config={p.root}/node.json", "--node-name=from-the-line")
+        n, = p.furlong("list", "nodes", "--json", check=0).json()
+        assert n["name"] == "from-the-line" and n["resources"]["GPU"]["total"] == 3, n
+        p.furlong("stop", check=0)
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -118,12 +128,17 @@ def test_bad_input():
         broken = f"{p.root}/b.jsonl"
         with open(broken, "w", encoding="utf-8") as f:
             f.write('{"input": "a", "label": "b"}\nnot json\n')
+        slip = f"{p.root}/slip.json"
+        with open(slip, "w", encoding="utf-8") as f:
+            f.write('{"num-rolout": 3}')
         busy = socket.socket()
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         rows = [  # arguments, exit code, words of the sentence
             (["trian"], 2, ["trian", "train"]),
             (["train", "--num-rolout=3"], 2, ["--num-rolout", "--num-rollout"]),
+            (["train", f"--config={slip}"], 2, [slip, "--num-rolout", "--num-rollout"]),
+            (["train", "--config=/nowhere/f.json"], 2, ["/nowhere/f.json"]),
             (["train", "--num-rollout=-1"], 2, ["--num-rollout", "-1"]),
             (["train", "--num-rollout=many"], 2, ["--num-rollout", "many"]),
             (["train", "--update-weight-transfer-mode=teleport"], 2, ["teleport", "broadcast"]),
@@ -137,6 +152,9 @@ def test_bad_input():
             (["train", "--async", "--colocate"], 2, ["--async", "--colocate"]),
             (["start", "--head", "--port=0", f"--dashboard-port={busy.getsockname()[1]}"], 1, [str(busy.getsockname()[1])]),
             (["start", "--head", "--port=0", "--dashboard-port=0", "--node-ip-address=203.0.113.9"], 1, ["203.0.113.9"]),
+            (["start", "--head", "--port=0", "--dashboard-port=0", "--num-gpus=many"], 2, ["--num-gpus", "many"]),
+            (["start", "--head", "--port=0", "--dashboard-port=0", "--resources={"], 2, ["--resources", "column 1"]),
+            (["status", "--address=nowhere"], 2, ["nowhere", "HOST:PORT"]),
             (["start", "--address=127.0.0.1:1", "--wait=0"], 1, ["127.0.0.1:1"]),
             (["job", "list", "--address=http://127.0.0.1:1"], 1, ["127.0.0.1:1"]),
             (["job", "logs"], 2, ["job"]),

@@ -66,7 +66,7 @@ def p34_who_never_joins_is_named():
         r = head.furlong(*TRAIN, "--num-nodes=3", "--node-gpus=1", "--join-timeout=3", env=HEAD)
         assert r.code == 1 and "/3 nodes" in r.err.splitlines()[-1], r
         r = head.furlong(*TRAIN, "--num-nodes=3")
-        assert r.code == 1 and "--head-ip or MASTER_ADDR" in r.err, r
+        assert r.code == 2 and "--head-ip or MASTER_ADDR" in r.err, r
 
 
 def test_over_ssh():
@@ -106,14 +106,14 @@ def p119_a_host_that_fails_is_named_and_nothing_is_left():
             nothing_left(places)
         for text, wanted in (("", "names no host"), ("n[1-\n", "line 1"), ("n2\n-oProxyCommand=x\n", "line 2: '-oProxyCommand=x' is no host name")):
             r = places[0].furlong(*TRAIN, f"--hostfile={write(f'{root}/hosts', text)}", env=env)
-            assert r.code == 1 and wanted in r.err, r
+            assert r.code == 2 and wanted in r.err, r
             assert not places[0].processes()
 
 
 def test_a_fan_out_over_an_external_cluster_is_refused():
     with hosts(1) as (head,):
         r = head.furlong(*TRAIN, "--hosts=n2,n3", env={**HEAD, "MILES_SCRIPT_EXTERNAL_RAY": "1"})
-        assert r.code == 1 and "--no-join-ray-workers" in r.err, r
+        assert r.code == 2 and "--no-join-ray-workers" in r.err, r
         assert not head.processes()
 
 
@@ -124,7 +124,7 @@ def test_master_addr_is_the_heads():
         other.furlong("start", "--num-gpus=1", "--node-name=n2", env=HEAD, check=0)
         assert other.info("n")[0]["address"] == "10.77.0.2", other.info("n")
         r = other.furlong("train", *SMALL, "--num-nodes=2", env={**HEAD, "FURLONG_RUNTIME_DIR": f"{other.root}/x"})
-        assert r.code == 1 and "MASTER_ADDR" in r.err and "not an address of this machine" in r.err, r
+        assert r.code == 2 and "MASTER_ADDR" in r.err and "not an address of this machine" in r.err, r
         for p in (other, head):
             p.furlong("stop", check=0)
 
