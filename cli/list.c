@@ -25,6 +25,8 @@ static const struct kind kinds[] = {
       COLUMNS("role", "rank", "attempt", "state", "node", "pid", "job", "why"), 8 },
     { "groups", "/api/furlong/groups", COLUMNS("group", "job", "state", "strategy"),
       COLUMNS("id", "job", "state", "strategy"), 4 },
+    { "devices", "/api/furlong/devices", COLUMNS("node", "device", "name", "uuid", "pci", "held by"),
+      COLUMNS("node", "id", "name", "uuid", "pci", "held_by"), 6 },
     { "leases", "/api/furlong/leases", COLUMNS("lease", "node", "job", "bundle", "state", "devices"),
       COLUMNS("id", "node", "job", "bundle", "state", "devices"), 6 },
 };
@@ -102,7 +104,7 @@ int cli_list(int argc, char **argv)
 {
     struct cli_common common = { 0 };
     struct fl_opts o = {
-        .program = "furlong list", .usage = "nodes|jobs|workers|groups|leases [OPTION...]",
+        .program = "furlong list", .usage = "nodes|devices|jobs|workers|groups|leases [OPTION...]",
         .about = "One line for each.", .tables = { { NULL, cli_common_opts, &common } },
     };
     int rc = fl_opts_main(&o, argc, argv);
@@ -110,7 +112,7 @@ int cli_list(int argc, char **argv)
     if (rc >= 0)
         return rc;
     if (o.n_words != 1)
-        return cli_misused(o.program, "one of nodes, jobs, workers, groups, leases is wanted");
+        return cli_misused(o.program, "one of nodes, devices, jobs, workers, groups, leases is wanted");
     return show(o.program, &common, o.words[0]);
 }
 

@@ -31,6 +31,31 @@ static void print_resources(const json_t *resources)
     cli_table_destroy(t);
 }
 
+/* Which processes have which device open, as the driver says. */
+static void print_devices(const json_t *devices)
+{
+    static const char *const heads[] = { "node", "device", "held by" };
+    struct cli_table *t = cli_table_create(heads, 3);
+    json_t *d, *one;
+    size_t i, k, told = 0;
+
+    json_array_foreach((json_t *)devices, i, d) {
+        char text[512] = "";
+        struct fl_str held = FL_STR_ON(text);
+
+        told += json_is_true(json_object_get(d, "told"));
+        json_array_foreach(json_object_get(d, "held_by"), k, one)
+            fl_str_add(&held, "%s%s", k ? ", " : "", json_string_value(one));
+        if (json_is_true(json_object_get(d, "told")))
+            cli_table_row(t, (const char *[]){ cli_text(d, "node"), cli_text(d, "id"), *text ? text : "nobody" });
+    }
+    if (told) {
+        puts("");
+        cli_table_print(t, stdout);
+    }
+    cli_table_destroy(t);
+}
+
 static void print_counts(const char *what, const json_t *counts)
 {
     const char *name, *comma = "";
@@ -57,6 +82,7 @@ static void print_status(const json_t *s)
     print_counts("jobs", json_object_get(s, "jobs"));
     puts("");
     print_resources(json_object_get(s, "resources"));
+    print_devices(json_object_get(s, "devices"));
     if (json_array_size(json_object_get(s, "waiting")))
         puts("\nwaiting:");
     json_array_foreach(json_object_get(s, "waiting"), i, w)

@@ -67,6 +67,13 @@ struct unknown_worker {
     struct unknown_worker *next;
     Fl__WorkerState *state;
 };
+struct use { /* a process that has a device open, as its daemon measured */
+    uint32_t device;
+    int pid;
+    uint64_t bytes;
+    struct fl_seat_ref who;
+    bool has_bytes, known; /* known: whose it is */
+};
 struct node {
     UT_hash_handle hh;
     struct fl_node_id id;
@@ -77,6 +84,9 @@ struct node {
     uint64_t beat_ns;  /* last sign of life, on our clock */
     uint64_t memory_available;
     Fl__NodeStats *stats; /* NULL before the first beat */
+    struct use *uses;
+    size_t n_uses;
+    bool uses_told; /* false: this node does not say */
     uint64_t joined_ms, left_ms; /* wall clock, for people; of this start of the head */
     uint32_t load_e2;
     bool reported;                /* since the start of this head */
@@ -154,6 +164,7 @@ struct seat {
     uint64_t ready_ns; /* waiting: not before */
     char *force_why;   /* this attempt ends without being asked; NULL: it does not */
     struct reading *readings;
+    uint32_t elsewhere; /* attempt of which was said that it uses a device of others */
 };
 
 /* ---- jobs ---- */
@@ -300,6 +311,12 @@ void nodes_forget_old(struct head *h);
 void nodes_await(struct head *h); /* after replay: all of the journal must report or run out */
 bool nodes_all_in(struct head *h);
 void node_forget_unknown(struct node *n);
+
+/* ---- uses.c: devices as they are used, beside what was promised of them ---- */
+void uses_take(struct node *n, const Fl__Beat *b);
+void uses_free(struct node *n);
+enum { SEAT_LEASES = 64 }; /* of one process; what is beyond is not shown */
+size_t seat_leases(const struct seat *s, struct lease **out, size_t cap); /* which it stands on; how many */
 
 /* ---- uplink.c: one daemon's stream, and calls to it ---- */
 struct uplink;

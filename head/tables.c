@@ -191,6 +191,7 @@ static void node_delete(struct head *h, struct node *n)
     node_forget_unknown(n);
     HASH_DEL(h->nodes, n);
     free_msg(n->stats);
+    uses_free(n);
     free_msg(n->rec);
     free(n);
 }
@@ -304,6 +305,7 @@ static void node_out(struct head *h, struct node *n)
         r->exit = copy_msg(&x);
         r->state = FL__SEAT_STATE__SEAT_OVER;
     }
+    uses_free(n);
     node_forget_unknown(n);
 }
 

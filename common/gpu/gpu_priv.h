@@ -9,5 +9,3 @@ enum fl_status gpu_fake_shape(const char *word, struct fl_err *err);
 /* Private pages of the host, huge where the kernel gives them, each one touched by a few threads:
  * what is pinned page by page by one thread takes twice as long. The caller unmaps. */
 enum fl_status gpu_touched_pages(uint64_t bytes, void **out, struct fl_err *err);
-/* What the fake's devices are, whichever table was picked. */
-enum fl_status gpu_fake_list(struct gpu_info *out, size_t *n, struct fl_err *err);

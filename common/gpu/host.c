@@ -3,8 +3,7 @@
  *
  * Chunks and allocations are memfds, so exporting to another process, mapping at fixed addresses,
  * read-only mappings and memory that outlives its maker are real. Streams run what they are given
- * at once. FURLONG_GPU_FAKE_BYTES is each fake device's memory (default 1 GiB): beyond it
- * allocation fails as on a device. */
+ * at once. What the fake's devices are, and who holds what of them, is in fake.c. */
 #include "common/gpu/gpu.h"
 
 #include <errno.h>
@@ -20,6 +19,7 @@
 #include "common/base/fault.h"
 #include "common/base/loop.h"
 #include "common/base/str.h"
+#include "common/gpu/fake.h"
 #include "common/gpu/gpu_priv.h"
 
 enum { GRANULARITY = 2 << 20 };
@@ -31,7 +31,8 @@ struct block { /* of alloc and ipc_open */
 struct gpu {
     struct gpu_info info;
     struct block *blocks;
-    bool counted; /* against the fake device's memory */
+    bool counted;  /* against the fake device's memory */
+    size_t device; /* of the fake's, in the machine's order */
 };
 struct gpu_stream {
     struct gpu *g;
@@ -45,83 +46,32 @@ struct ticket {
 }; /* what a handle holds */
 _Static_assert(sizeof(struct ticket) <= GPU_HANDLE_BYTES, "fits a handle");
 
-static struct {
-    size_t n;
-    bool gb10;
-    uint64_t bytes;
-} shape = { 1, false, 1ull << 30 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct seen { /* device memory of this process, whichever struct gpu it was asked of */
     struct seen *next;
     uint64_t addr, bytes;
-    int ordinal;
+    size_t device;
     bool handle;
 } *seen;
-static uint64_t
-    used[GPU_MAX]; /* by this process, as its own allocations: what it imports is another's */
-
-enum fl_status gpu_fake_shape(const char *word, struct fl_err *err)
-{
-    const char *bytes = getenv("FURLONG_GPU_FAKE_BYTES"), *rest = word + strlen("fake");
-    int64_t n = 1;
-
-    if (strncmp(word, "fake", 4) != 0 || (*rest && *rest != ':'))
-        return fl_fail(err, FL_INVALID,
-                       "FURLONG_GPU=%.40s: cuda, none, host, fake, fake:N or fake:gb10 is wanted",
-                       word);
-    shape.gb10 = strcmp(rest, ":gb10") == 0;
-    if (*rest && !shape.gb10)
-        FL_TRY(fl_parse_i64(rest + 1, 1, GPU_MAX, &n, err));
-    shape.n = (size_t)n;
-    return bytes && *bytes ? fl_parse_bytes(bytes, UINT64_MAX / 2, &shape.bytes, err) : FL_OK;
-}
-
-static struct gpu_info describe(size_t i)
-{
-    uint8_t id[16] = "furlong fake ";
-    struct gpu_info out = { .ordinal = (int)i,
-                            .major = shape.gb10 ? 12 : 9,
-                            .minor = shape.gb10,
-                            .multiprocessors = 1,
-                            .integrated = shape.gb10,
-                            .vmm = true,
-                            .posix_fd = true,
-                            .legacy_ipc = !shape.gb10,
-                            .total_bytes = shape.gb10 ? UINT64_MAX : shape.bytes,
-                            .granularity_bytes = GRANULARITY };
-
-    id[15] = (uint8_t)i;
-    gpu_uuid_text(out.uuid, id);
-    snprintf(out.name, sizeof(out.name), "%s", shape.gb10 ? "Fake GB10" : "Fake device");
-    return out;
-}
-
-enum fl_status gpu_fake_list(struct gpu_info *out, size_t *n, struct fl_err *err)
-{
-    if (shape.n > *n)
-        return fl_fail(err, FL_EXHAUSTED, "%zu devices, room for %zu", shape.n, *n);
-    for (size_t i = 0; i < shape.n; i++)
-        out[i] = describe(i);
-    *n = shape.n;
-    return FL_OK;
-}
 
 static enum fl_status fake_open(const char *uuid, struct gpu **out, struct fl_err *err)
 {
-    for (size_t i = 0; i < shape.n; i++) {
-        struct gpu_info info = describe(i);
+    struct gpu_info all[GPU_MAX];
+    size_t n = GPU_MAX;
 
-        if (strcmp(info.uuid, uuid) != 0)
+    FL_TRY(gpu_fake.list(all, &n, err));
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(all[i].uuid, uuid) != 0)
             continue;
         struct gpu *g = FL_FAULT("gpu.context") ? NULL : calloc(1, sizeof(*g));
         if (!g)
             return fl_fail(err, FL_EXHAUSTED, "no memory for device %s", uuid);
-        *g = (struct gpu){ .info = info, .counted = true };
+        *g = (struct gpu){ .info = all[i], .counted = true, .device = fake_device(uuid) };
+        fake_hold(g->device);
         *out = g;
         return FL_OK;
     }
-    return fl_fail(err, FL_NOT_FOUND, "no device %s among the %zu that this process sees", uuid,
-                   shape.n);
+    return fl_fail(err, FL_NOT_FOUND, "no device %s among the %zu that this process sees", uuid, n);
 }
 
 static struct gpu_info host_describe(void)
@@ -171,33 +121,20 @@ static enum fl_status fake_memory(struct gpu *g, uint64_t *free_bytes, uint64_t 
     if (g->info.integrated)
         return fl_fail(err, FL_UNSUPPORTED, "device %s shares the host's memory and does not say",
                        g->info.uuid);
-    pthread_mutex_lock(&lock);
-    *free_bytes = shape.bytes - used[g->info.ordinal];
-    pthread_mutex_unlock(&lock);
-    *total = shape.bytes;
+    *total = g->info.total_bytes;
+    *free_bytes = *total - fake_held(g->device);
     return FL_OK;
 }
 
 static bool take(struct gpu *g, uint64_t bytes)
 {
-    uint64_t *u = &used[g->info.ordinal];
-
-    if (!g->counted)
-        return true;
-    pthread_mutex_lock(&lock);
-    bool ok = bytes <= shape.bytes - *u;
-    *u += ok ? bytes : 0;
-    pthread_mutex_unlock(&lock);
-    return ok;
+    return !g->counted || fake_take(g->device, bytes);
 }
 
 static void give_back(struct gpu *g, uint64_t bytes)
 {
-    if (!g->counted)
-        return;
-    pthread_mutex_lock(&lock);
-    used[g->info.ordinal] -= bytes;
-    pthread_mutex_unlock(&lock);
+    if (g->counted)
+        fake_give(g->device, bytes);
 }
 
 static void note_seen(const struct gpu *g, uint64_t addr, uint64_t bytes, bool handle)
@@ -207,7 +144,7 @@ static void note_seen(const struct gpu *g, uint64_t addr, uint64_t bytes, bool h
     if (!n) /* without a note it is taken for the host's */
         return;
     pthread_mutex_lock(&lock);
-    *n = (struct seen){ seen, addr, bytes, g->info.ordinal, handle };
+    *n = (struct seen){ seen, addr, bytes, g->device, handle };
     seen = n;
     pthread_mutex_unlock(&lock);
 }
@@ -238,7 +175,7 @@ static enum fl_status fake_where(uint64_t addr, struct gpu_where *out, struct fl
 
         if (addr < n->addr || addr >= n->addr + n->bytes)
             continue;
-        info = describe((size_t)n->ordinal);
+        info = fake_describe(n->device);
         *out = (struct gpu_where){ .start = n->addr, .bytes = n->bytes };
         out->handle = n->handle && info.legacy_ipc;
         memcpy(out->uuid, info.uuid, sizeof(out->uuid));
@@ -654,7 +591,7 @@ static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch 
     .copy = fake_copy, .fill = fake_fill, .launch = fake_launch
 /* clang-format on */
 const struct gpu_ops gpu_fake = {
-    .name = "fake", .list = gpu_fake_list, .open = fake_open, MEMORY_OF_THE_HOST
+    .name = "fake", .list = gpu_fake_visible, .open = fake_open, MEMORY_OF_THE_HOST
 };
 const struct gpu_ops gpu_host = {
     .name = "host", .list = host_list, .open = host_open, MEMORY_OF_THE_HOST

@@ -13,6 +13,11 @@ struct nvml_pci {
     unsigned domain, bus, device, id, subsystem;
     char bus_id[32];
 };
+struct nvml_process { /* since version 2 of the call */
+    unsigned pid;
+    unsigned long long bytes; /* all ones: not said */
+    unsigned gpu_instance, compute_instance;
+};
 struct nvml_violation {
     uint64_t reference_ns, violation_ns;
 };
@@ -47,6 +52,8 @@ enum {
           int *status)                                                                             \
     ASKED(nvml_result, violation, "nvmlDeviceGetViolationStatus", nvml_device d, int policy,       \
           struct nvml_violation *v)                                                                \
+    ASKED(nvml_result, processes, "nvmlDeviceGetComputeRunningProcesses_v3", nvml_device d,        \
+          unsigned *n, struct nvml_process *out)                                                   \
     ASKED(nvml_result, reasons, "nvmlDeviceGetCurrentClocksThrottleReasons", nvml_device d,        \
           unsigned long long *bits)
 

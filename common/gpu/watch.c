@@ -8,9 +8,11 @@
 
 #include "common/base/fault.h"
 #include "common/base/str.h"
+#include "common/gpu/fake.h"
 #include "common/gpu/gpu_priv.h"
 #include "common/gpu/nvml_api.h"
 
+enum { GPU_PROCS = 256 }; /* of one device */
 struct gpu_watch {
     void *lib; /* NULL: the fake answers */
     struct nvml_api nvml;
@@ -192,6 +194,7 @@ static enum fl_status list_fake(struct gpu_seen *out, size_t *n, struct fl_err *
                                     .free_bytes = all[i].total_bytes };
         (void)FL_COPY(out[i].uuid, all[i].uuid);
         (void)FL_COPY(out[i].name, all[i].name);
+        fake_pci(i, out[i].pci);
     }
     *n = count;
     return FL_OK;
@@ -228,6 +231,19 @@ enum fl_status gpu_watch_list(struct gpu_watch *w, struct gpu_seen *out, size_t 
 /* ---- one device -------------------------------------------------------------------------------
  */
 
+static enum fl_status fake_used(const char *uuid, uint64_t *used_bytes, struct fl_err *err)
+{
+    struct gpu_proc all[GPU_PROCS];
+    size_t n = GPU_PROCS;
+    uint64_t sum = 0;
+
+    FL_TRY(fake_procs(uuid, all, &n, err));
+    for (size_t i = 0; i < n; i++)
+        sum += all[i].bytes;
+    *used_bytes = sum;
+    return FL_OK;
+}
+
 enum fl_status gpu_watch_used(struct gpu_watch *w, const char *uuid, uint64_t *used_bytes,
                               struct fl_err *err)
 {
@@ -236,7 +252,7 @@ enum fl_status gpu_watch_used(struct gpu_watch *w, const char *uuid, uint64_t *u
     nvml_result r;
 
     if (!w->lib)
-        return fl_fail(err, FL_UNSUPPORTED, "device %s, a fake, does not say what is in use", uuid);
+        return fake_used(uuid, used_bytes, err);
     FL_TRY(find(w, uuid, &d, err));
     r = w->nvml.memory ? w->nvml.memory(d, &m) : NVML_NOT_SUPPORTED;
     if (r != NVML_OK)
@@ -298,5 +314,25 @@ enum fl_status gpu_watch_slowed(struct gpu_watch *w, const char *uuid, bool *slo
     if (counted)
         since = violated_since(w, uuid, v.violation_ns);
     *slowed = since || (told && (bits & bad));
+    return FL_OK;
+}
+
+enum fl_status gpu_watch_procs(struct gpu_watch *w, const char *uuid, struct gpu_proc *out,
+                               size_t *n, struct fl_err *err)
+{
+    struct nvml_process all[GPU_PROCS];
+    unsigned count = GPU_PROCS;
+    nvml_device d;
+
+    if (!w->lib)
+        return fake_procs(uuid, out, n, err);
+    FL_TRY(find(w, uuid, &d, err));
+    nvml_result r = w->nvml.processes ? w->nvml.processes(d, &count, all) : NVML_NOT_SUPPORTED;
+
+    if (r != NVML_OK)
+        return failed(w, r, "its processes", uuid, err);
+    for (unsigned i = 0; i < count && i < *n; i++)
+        out[i] = (struct gpu_proc){ (int)all[i].pid, all[i].bytes };
+    *n = count < *n ? count : *n;
     return FL_OK;
 }

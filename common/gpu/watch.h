@@ -14,6 +14,11 @@ struct gpu_seen {
     uint64_t total_bytes, free_bytes; /* UINT64_MAX: not said                          */
 };
 
+struct gpu_proc {
+    int pid;        /* as the driver numbers them: the host's, whatever namespace one is in */
+    uint64_t bytes; /* that it holds; UINT64_MAX: not said                                  */
+};
+
 struct gpu_watch;
 /* lib NULL: libnvidia-ml.so.1; it takes 14 ms on two H200. FL_UNSUPPORTED: no NVML here, err says
  * what was looked for. */
@@ -33,3 +38,8 @@ enum fl_status gpu_watch_used(struct gpu_watch *w, const char *uuid, uint64_t *u
  * runs, and does not count. FL_UNSUPPORTED: not told. FL_NOT_FOUND: no such device. */
 enum fl_status gpu_watch_slowed(struct gpu_watch *w, const char *uuid, bool *slowed,
                                 struct fl_err *err);
+
+/* Who has the device open for computing. *n: room in, count out; more than there is room for are left
+ * out. Any thread, beside the one of the others. FL_UNSUPPORTED: not told. */
+enum fl_status gpu_watch_procs(struct gpu_watch *w, const char *uuid, struct gpu_proc *out,
+                               size_t *n, struct fl_err *err);

@@ -27,6 +27,7 @@ void rest_nodes(void *head, struct http_req *req);
 void rest_workers(void *head, struct http_req *req);
 void rest_groups(void *head, struct http_req *req);
 void rest_leases(void *head, struct http_req *req);
+void rest_devices(void *head, struct http_req *req);
 void rest_explain(void *head, struct http_req *req);
 void rest_shutdown(void *head, struct http_req *req);
 void rest_metrics(void *head, struct http_req *req);
@@ -52,6 +53,10 @@ void rest_activities(void *head, struct http_req *req);
 struct job *rest_job(struct head *h, struct http_req *req);
 json_t *rest_text(const char *text);                /* null for NULL */
 json_t *rest_hex(const ProtobufCBinaryData *bytes); /* as text */
+json_t *rest_devices_of(struct head *h, const struct node *n);
+json_t *rest_devices_in(struct head *h, size_t most); /* of nodes that are in; none when there are more */
+json_t *rest_given_to(const struct seat *s); /* ids of devices that were promised to it */
+json_t *rest_used_by(const struct seat *s);  /* and those that its processes have open */
 json_t *rest_amount(int64_t e4);                    /* whole numbers as integers */
 const char *rest_group_state(Fl__GroupState s);
 const char *rest_seat_state(const struct seat *s);

@@ -43,6 +43,7 @@ static const struct http_route routes[] = {
     { "GET",    "/api/furlong/workers",           rest_workers },
     { "GET",    "/api/furlong/groups",            rest_groups },
     { "GET",    "/api/furlong/leases",            rest_leases },
+    { "GET",    "/api/furlong/devices",           rest_devices },
     { "GET",    "/api/furlong/explain/{id}",      rest_explain },
     { "GET",    "/api/furlong/browse/jobs",       web_browse_jobs },
     { "GET",    "/api/furlong/browse/jobs/{id}",  web_browse_job },

@@ -3,6 +3,8 @@
 
 #include "head/rest/rest.h"
 
+enum { STATUS_DEVICES = 64 }; /* beyond it they have an answer of their own */
+
 static const char *head_state_name(enum head_state s)
 {
     static const char *const names[] = { "RECOVERING", "READY", "ENDING" };
@@ -150,40 +152,16 @@ void rest_status(void *head, struct http_req *req)
     fl_hex(cluster, h->term.cluster, sizeof(h->term.cluster));
     http_reply_json(
         req, 200,
-        json_pack("{s:s,s:I,s:s,s:f,s:o,s:o,s:o,s:o,s:i,s:b,s:s,s:s,s:s}", "cluster", cluster,
+        json_pack("{s:s,s:I,s:s,s:f,s:o,s:o,s:o,s:o,s:o,s:i,s:b,s:s,s:s,s:s}", "cluster", cluster,
                   "term", (json_int_t)h->term.head, "state", head_state_name(h->state), "uptime_s",
                   (double)(fl_loop_now_ns(h->loop) - h->start_ns) / 1e9, "nodes", nodes, "jobs",
-                  jobs, "resources", resources, "waiting", waiting(h), "unknown",
+                  jobs, "resources", resources, "devices",
+                  rest_devices_in(h, STATUS_DEVICES), "waiting", waiting(h), "unknown",
                   (int)unknown_pieces(h), "journal_older", h->foreign_to != 0, "journal_note",
                   h->opened.note, "address", h->rpc, "http", h->http));
 }
 
 /* ---- lists ---- */
-
-static json_t *device_list(struct head *h, const struct node *n)
-{
-    json_t *list = json_array();
-    struct lease *l, *tmp;
-    struct unknown_lease *u;
-
-    for (size_t i = 0; i < n->rec->inventory->n_devices; i++) {
-        const Fl__Device *d = n->rec->inventory->devices[i];
-        unsigned users = 0;
-
-        HASH_ITER (hh, h->leases, l, tmp)
-            for (size_t k = 0;
-                 same_bytes(&l->rec->at->id, &n->rec->who->id) && k < l->rec->n_devices; k++)
-                users += l->rec->devices[k] == i;
-        LL_FOREACH (n->leases, u)
-            for (size_t k = 0; k < u->lease->n_devices; k++)
-                users += u->lease->devices[k] == i;
-        json_array_append_new(list, json_pack("{s:s,s:o,s:I,s:b,s:i}", "id", d->id, "uuid",
-                                              rest_text(d->uuid), "memory_bytes",
-                                              (json_int_t)d->memory_bytes, "logical",
-                                              (int)d->logical, "leases", (int)users));
-    }
-    return list;
-}
 
 static int workers_on(struct head *h, const struct node *n)
 {
@@ -217,7 +195,7 @@ void rest_nodes(void *head, struct http_req *req)
                             rest_hex(&n->rec->who->id), "name", n->rec->name, "address",
                             n->rec->address, "state", node_state_name(n->state), "start",
                             (json_int_t)n->rec->who->start, "boot_id", n->rec->boot_id, "resources",
-                            resources, "devices", device_list(h, n), "labels", labels, "workers",
+                            resources, "devices", rest_devices_of(h, n), "labels", labels, "workers",
                             workers_on(h, n), "memory_available", (json_int_t)n->memory_available,
                             "load", n->load_e2 / 100.0, "beat_age_s",
                             (double)(fl_loop_now_ns(h->loop) - n->beat_ns) / 1e9, "why",
@@ -256,14 +234,15 @@ static json_t *seat_json(const struct seat *s)
     const struct node *n = seat_node(s);
     const Fl__SeatRec *r = s->rec;
 
-    return json_pack("{s:o,s:s,s:i,s:i,s:i,s:s,s:o,s:o,s:s,s:o,s:i,s:o,s:o,s:b}", "id",
+    return json_pack("{s:o,s:s,s:i,s:i,s:i,s:s,s:o,s:o,s:s,s:o,s:i,s:o,s:o,s:b,s:o,s:o}", "id",
                      rest_hex(&r->who->worker), "role", r->role, "rank", (int)r->rank, "world",
                      (int)r->world, "attempt", (int)r->who->attempt, "state", rest_seat_state(s),
                      "node", rest_text(n ? n->rec->name : NULL), "pid",
                      s->pid ? json_integer(s->pid) : json_null(), "job", s->job->rec->submission_id,
                      "group", r->has_group ? rest_hex(&r->group) : json_null(), "restarts",
                      (int)r->restarts, "why", rest_text(r->exit ? r->exit->why : NULL), "exit",
-                     exit_json(r->exit), "known", 1);
+                     exit_json(r->exit), "known", 1, "devices", rest_given_to(s), "uses",
+                     rest_used_by(s));
 }
 
 void rest_workers(void *head, struct http_req *req)

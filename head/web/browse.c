@@ -112,49 +112,9 @@ void web_browse_jobs(void *head, struct http_req *req)
     http_reply_json(req, 200, answer(total, n, &p, "jobs", list));
 }
 
-/* ---- which leases a seat stands on ---- */
-
-static size_t seat_leases(struct head *h, const struct seat *s, struct lease **out, size_t cap)
-{
-    const Fl__LayoutRank *rank = seat_rank(s);
-    struct job *j = s->job;
-    struct group *g = s->rec->has_group   ? group_of(h, &s->rec->group)
-                      : j->rec->has_group ? group_of(h, &j->rec->group)
-                                          : NULL;
-    size_t n = 0, wants = !g ? 0 : s->rec->has_group ? (rank ? rank->n_bundles : 0) : 1;
-
-    for (size_t i = 0; i < wants && n < cap; i++) {
-        size_t b = s->rec->has_group ? rank->bundles[i] : 0;
-        struct lease *l = b < g->rec->n_bundles ? lease_of(h, g->rec->bundles[b]->lease) : NULL;
-
-        if (l)
-            out[n++] = l;
-    }
-    return n;
-}
-
-enum { SEAT_LEASES = 64 }; /* of one process; what is beyond is not drawn */
-
-static json_t *seat_devices(struct head *h, const struct seat *s)
-{
-    struct lease *leases[SEAT_LEASES];
-    size_t n = seat_leases(h, s, leases, SEAT_LEASES);
-    json_t *list = json_array();
-
-    for (size_t i = 0; i < n; i++) {
-        const struct node *at = node_of(h, &leases[i]->rec->at->id);
-
-        for (size_t k = 0; at && k < leases[i]->rec->n_devices; k++)
-            if (leases[i]->rec->devices[k] < at->rec->inventory->n_devices)
-                json_array_append_new(
-                    list, json_string(at->rec->inventory->devices[leases[i]->rec->devices[k]]->id));
-    }
-    return list;
-}
-
 /* ---- one job ---- */
 
-static json_t *seat_line(struct head *h, const struct seat *s)
+static json_t *seat_line(const struct seat *s)
 {
     const struct node *n = seat_node(s);
     const Fl__SeatRec *r = s->rec;
@@ -162,7 +122,7 @@ static json_t *seat_line(struct head *h, const struct seat *s)
 
     return json_pack("{s:s,s:i,s:i,s:s,s:o,s:o,s:o,s:i,s:o,s:o}", "role", r->role, "rank",
                      (int)r->rank, "attempt", (int)r->who->attempt, "state", rest_seat_state(s),
-                     "node", rest_text(n ? n->rec->name : NULL), "devices", seat_devices(h, s),
+                     "node", rest_text(n ? n->rec->name : NULL), "devices", rest_given_to(s),
                      "pid", s->pid ? json_integer(s->pid) : json_null(), "restarts",
                      (int)r->restarts, "why", rest_text(x ? x->why : NULL), "peak_bytes",
                      x && x->has_peak_bytes ? json_integer((json_int_t)x->peak_bytes)
@@ -191,7 +151,7 @@ static json_t *job_seats(struct head *h, const struct job *j, const struct piece
             all[n++] = s;
     qsort(all, n, sizeof(*all), by_role);
     for (size_t i = p->first; i < n && i - p->first < p->count; i++)
-        json_array_append_new(list, seat_line(h, all[i]));
+        json_array_append_new(list, seat_line(all[i]));
     free(all);
     *found = n;
     return list;
@@ -299,7 +259,7 @@ static void put_on_device(struct shown *w, uint32_t device, json_t *process)
         json_array_append(json_object_get(d, "processes"), process);
 }
 
-static void show_process(struct head *h, struct shown *all, size_t n, const struct seat *s)
+static void show_process(struct shown *all, size_t n, const struct seat *s)
 {
     struct shown *w = shown_of(all, n, seat_node(s));
     struct lease *leases[SEAT_LEASES];
@@ -310,7 +270,7 @@ static void show_process(struct head *h, struct shown *all, size_t n, const stru
     json_t *one = json_pack("{s:s,s:s,s:i,s:s,s:o}", "job", s->job->rec->submission_id, "role",
                             s->rec->role, "rank", (int)s->rec->rank, "state", rest_seat_state(s),
                             "pid", s->pid ? json_integer(s->pid) : json_null());
-    held = seat_leases(h, s, leases, SEAT_LEASES);
+    held = seat_leases(s, leases, SEAT_LEASES);
     for (size_t i = 0; i < held; i++)
         for (size_t k = 0; k < leases[i]->rec->n_devices; k++, devices++)
             put_on_device(w, leases[i]->rec->devices[k], one);
@@ -372,7 +332,7 @@ static void fill(struct head *h, struct shown *all, size_t n)
         show_lease(shown_of(all, n, node_of(h, &l->rec->at->id)), l->rec);
     HASH_ITER (hh, h->seats, s, stmp)
         if (s->rec->state == FL__SEAT_STATE__SEAT_LIVE)
-            show_process(h, all, n, s);
+            show_process(all, n, s);
 }
 
 static int64_t memory_total(const struct node *n)

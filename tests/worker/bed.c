@@ -55,9 +55,19 @@ static void on_join(void *service, struct call_req *req, const struct wire_msg *
 
 static void on_beat(void *service, struct call_req *req, const struct wire_msg *m)
 {
+    struct bed *b = service;
+    Fl__Beat *beat = fl__beat__unpack(NULL, m->head.body_bytes, m->body);
+
     (void)req;
-    (void)m;
-    ((struct bed *)service)->beats++;
+    b->beats++;
+    if (beat && beat->uses_told) {
+        Fl__Beat *was = b->uses;
+
+        b->uses = beat;
+        beat = was;
+    }
+    if (beat)
+        fl__beat__free_unpacked(beat, NULL);
 }
 
 static void on_changed(void *service, struct call_req *req, const struct wire_msg *m)
@@ -289,6 +299,8 @@ void bed_fini(struct bed *b)
         fl__worker_state__free_unpacked(b->states[i], NULL);
     fl_str_fini(&b->log);
     fl_loop_destroy(b->loop);
+    if (b->uses)
+        fl__beat__free_unpacked(b->uses, NULL);
 }
 
 Fl__WorkerState *gone(struct bed *b, unsigned nth)

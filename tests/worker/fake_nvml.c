@@ -1,5 +1,6 @@
 /* tests/worker/fake_nvml.c - two GPUs that are not there; $FAKE_NVML_USED names a file with the
- * bytes that each of them has in use, so a test may let them go late */
+ * bytes that each of them has in use, so a test may let them go late; $FAKE_NVML_PROCS one with the
+ * process that has the second of them open, and its bytes (-1: not said) */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,11 @@ struct pci {
     char legacy[16];
     unsigned domain, bus, device, id, subsystem;
     char bus_id[32];
+};
+struct process {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
 };
 static const char *const uuids[] = { "GPU-11111111-aaaa", "GPU-22222222-bbbb" };
 
@@ -26,6 +32,7 @@ EXPORT int nvmlDeviceGetName(void *d, char *out, unsigned len);
 EXPORT int nvmlDeviceGetMemoryInfo(void *d, struct memory *out);
 EXPORT int nvmlDeviceGetPciInfo_v3(void *d, struct pci *out);
 EXPORT int nvmlDeviceGetP2PStatus(void *a, void *b, int what, int *out);
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, struct process *out);
 
 int nvmlInit_v2(void)
 {
@@ -106,5 +113,21 @@ int nvmlDeviceGetP2PStatus(void *a, void *b, int what, int *out)
     (void)a;
     (void)b;
     *out = what == 2 ? 0 : 1;
+    return 0;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, struct process *out)
+{
+    const char *path = getenv("FAKE_NVML_PROCS");
+    FILE *f = path ? fopen(path, "r") : NULL;
+    long long bytes;
+
+    if (!path)
+        return 3;
+    *n = f && d == &uuids[1] && fscanf(f, "%u %lld", &out->pid, &bytes) == 2;
+    if (*n)
+        out->bytes = (unsigned long long)bytes;
+    if (f)
+        fclose(f);
     return 0;
 }

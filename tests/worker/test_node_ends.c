@@ -62,6 +62,46 @@ static void memory_of_a_device_comes_back(void **state)
     unsetenv("FAKE_NVML_USED");
 }
 
+static const Fl__DeviceUse *only_use(const struct bed *b)
+{
+    return b->uses && b->uses->n_uses == 1 ? b->uses->uses[0] : NULL;
+}
+
+/* Who has a device open is what the driver says, and whose process that is the tree of processes. */
+static void holders_of_a_device(void **state)
+{
+    char procs[300], line[64];
+    struct bed b;
+
+    (void)state;
+    snprintf(procs, sizeof(procs), "%s", t_path("procs"));
+    setenv("FAKE_NVML_PROCS", procs, 1);
+    say_used(procs, "");
+    bed_init(&b);
+    b.cfg.nvml = fake_nvml;
+    node_up(&b);
+    t_until(b.loop, b.joins == 1 && b.uses, WAIT_MS);
+    t_int_eq(b.uses->n_uses, 0, "nobody, and that is told");
+    start(&b, 0, "wait", NULL);
+    t_until(b.loop, b.changes == 1, WAIT_MS);
+    snprintf(line, sizeof(line), "%d 4096", (int)b.states[0]->pid);
+    say_used(procs, line);
+    t_until(b.loop, only_use(&b) && only_use(&b)->who, WAIT_MS);
+    t_int_eq(only_use(&b)->device, 1);
+    t_int_eq(only_use(&b)->pid, b.states[0]->pid);
+    t_int_eq(only_use(&b)->bytes, 4096);
+    t_mem_eq(only_use(&b)->who->worker.data, b.states[0]->who->worker.data, sizeof(struct fl_worker_id));
+    snprintf(line, sizeof(line), "%d -1", (int)getpid()); /* a stranger, on a device that does not count */
+    say_used(procs, line);
+    t_until(b.loop, only_use(&b) && !only_use(&b)->who, WAIT_MS);
+    t_true(!only_use(&b)->has_bytes);
+    node_destroy(b.node); /* whatever the pool does just now */
+    node_up(&b);
+    t_until(b.loop, b.joins == 2, WAIT_MS);
+    bed_fini(&b);
+    unsetenv("FAKE_NVML_PROCS");
+}
+
 static void strays_end_before_the_join(void **state)
 {
     struct bed b;
@@ -240,13 +280,13 @@ static void faults_of_a_start(void **state)
         "node.follow:2=fail", "node.env:1=fail",        "node.env:5=fail",    "node.seat:1=fail",
         "base.write:2=fail",  "proc.socketpair:1=fail", "proc.spawn:1=fail",  "proc.pidfd:1=fail",
     };
+    struct fl_seat_ref seat = seat_of(0);
     struct bed b;
     char dir[300], id[FL_SHORT], wid[FL_SHORT];
     struct fl_err err;
 
     (void)state;
     bed_join(&b);
-    struct fl_seat_ref seat = seat_of(0);
 
     snprintf(dir, sizeof(dir), "%s/n-%s/w/%s-1", b.runtime, fl_short(id, &b.from.id),
              fl_short(wid, &seat.id));
@@ -304,6 +344,7 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_a_device_comes_back),
+        cmocka_unit_test(holders_of_a_device),
         cmocka_unit_test(strays_end_before_the_join),
         cmocka_unit_test(an_orderly_end_leaves_nothing),
         cmocka_unit_test(the_head_can_end_it),

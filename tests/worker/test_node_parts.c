@@ -19,7 +19,7 @@
 /* ---- lists of devices --------------------------------------------------------------------------
  */
 
-static void lists_of_devices(void **state)
+static void p23_lists_of_devices(void **state)
 {
     static const struct row {
         const char *name, *list, *ids, *says; /* says: the refusal */
@@ -59,7 +59,7 @@ static void lists_of_devices(void **state)
     }
 }
 
-static void ids_are_translated_once(void **state)
+static void p24_p25_ids_are_translated_once(void **state)
 {
     const char *uuids[] = { "GPU-aa11", "GPU-ab22", "GPU-cc33" };
     struct fl_err err;
@@ -115,7 +115,7 @@ static bool has_name(char **env, const char *name)
     return false;
 }
 
-static void env_rules(void **state)
+static void p24_env_rules(void **state)
 {
     static const char noset[] = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=1";
     static const struct env_row rows[] = {
@@ -128,6 +128,8 @@ static void env_rules(void **state)
           "CUDA_VISIBLE_DEVICES" },
         { "NOSET, daemon's list: place in it", "trainer", "5", "CUDA_VISIBLE_DEVICES=3,5", noset,
           "CUDA_VISIBLE_DEVICES=3,5;LOCAL_RANK=1", "" },
+        { "NOSET, a view that begins elsewhere", "trainer", "6", "CUDA_VISIBLE_DEVICES=4,5,6,7", noset,
+          "CUDA_VISIBLE_DEVICES=4,5,6,7;LOCAL_RANK=2;FURLONG_DEVICES=6", "" },
         { "NOSET by the job, off again", "trainer", "1", noset,
           "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1", "" },
         { "engine of two devices", "rollout", "2,3", "CUDA_VISIBLE_DEVICES=0,1,2,3", "",
@@ -699,9 +701,9 @@ static void leases_file_damaged(void **state)
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lists_of_devices),
-        cmocka_unit_test(ids_are_translated_once),
-        cmocka_unit_test(env_rules),
+        cmocka_unit_test(p23_lists_of_devices),
+        cmocka_unit_test(p24_p25_ids_are_translated_once),
+        cmocka_unit_test(p24_env_rules),
         cmocka_unit_test(quotas),
         cmocka_unit_test(inventories),
         cmocka_unit_test(inventories_of_gpus),

@@ -84,6 +84,8 @@ static enum fl_status add_device(Fl__Inventory *inv, const char *id, const struc
         d->island = g ? g->island : 0;
         d->has_logical = !g;
         d->logical = !g;
+        d->pci = g && g->pci[0] ? strdup(g->pci) : NULL;
+        d->name = g && g->name[0] ? strdup(g->name) : NULL;
         ok = d->id && (!g || d->uuid) && grow((void ***)&inv->devices, &inv->n_devices, d);
         if (!ok)
             fl__device__free_unpacked(d, NULL);

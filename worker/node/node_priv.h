@@ -27,7 +27,8 @@ enum {
     NODE_TERM_MS = 10000,
     NODE_KILL_MS = 5000,
     NODE_FENCE_TERM_MS = 2000,
-    NODE_PUSH_BYTES = 64 << 10
+    NODE_PUSH_BYTES = 64 << 10,
+    NODE_DEVICES_SEEN = 64 /* GPU_MAX: more than one machine has */
 };
 enum { LANE_CONTROL = 0, LANE_LOGS = 1, LANE_RELAY = 2, LANE_PACKAGES = 3 };
 
@@ -61,7 +62,7 @@ struct worker {
     Fl__WorkerSpec *spec;
     char dir[FL_PATH_MAX];
     struct proc *proc; /* NULL once it is gone */
-    int pid;
+    int pid, keeper_pid; /* keeper_pid: 0 until pid is known */
     struct devmem *devmem; /* NULL: nothing to verify */
     bool joined, gone;     /* gone: and the memory of its devices is back, or is not coming */
     char tcp[80], unix_path[128];
@@ -149,6 +150,7 @@ void node_serve_drop(struct node *n);     /* the stream is gone: nobody waits an
 struct stray;   /* stray.c */
 struct packages; /* package.c */
 struct release; /* serve.c */
+struct holders; /* holders.c */
 struct node {
     struct fl_loop *loop;
     struct node_config cfg;
@@ -173,6 +175,7 @@ struct node {
     } given[512]; /* ports: nobody else gets them while the lease lives */
     size_t n_given;
     struct gpu_watch *gpus; /* NULL: none but logical ones */
+    struct holders *holders; /* NULL as well then */
     struct fl_metrics *metrics;
     struct {
         struct fl_metric *workers, *started, *ended, *pushed_bytes, *gone_bytes, *joins, *relays;

@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/proto/methods.h"
 #include "common/proto/pb.h"
+#include "worker/node/holders.h"
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
 #include "worker/node/stats.h"
@@ -174,6 +175,7 @@ static void beat(struct uplink *u)
         metrics[i].value = r->value;
         list[m.n_metrics++] = &metrics[i];
     }
+    node_holders_fill(u->node->holders, &m);
     struct fl_bytes b = node_pack(&m.base);
 
     if (b.data && !FL_FAULT("node.beat") &&
@@ -187,6 +189,7 @@ static void on_beat(struct fl_timer *t, uint64_t now_ns)
     struct uplink *u = container_of(t, struct uplink, beat);
 
     beat(u);
+    node_holders_look(u->node->holders);
     fl_timer_arm(u->node->loop, t, now_ns + u->beat_ms * 1000000ull);
 }
 
@@ -250,6 +253,7 @@ static void joined(struct uplink *u, const Fl__JoinReply *r)
     u->away_said = false;
     for (struct reading *k = u->readings; k; k = k->hh.next)
         k->changed = true; /* this head may be a new one */
+    node_holders_anew(u->node->holders);
     fl_timer_arm_in(n->loop, &u->beat, u->beat_ms);
     obey(u, r);
     if (!u->ever) {

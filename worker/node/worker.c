@@ -11,6 +11,7 @@
 #include "common/base/log.h"
 #include "common/proto/methods.h"
 #include "common/proto/pb.h"
+#include "worker/keep/tree.h"
 #include "worker/node/devmem.h"
 #include "worker/node/env.h"
 #include "worker/node/package.h"
@@ -184,9 +185,11 @@ static void on_drain(struct fl_timer *t, uint64_t now_ns)
 static void on_started(void *arg, struct proc *p, int pid)
 {
     struct worker *w = arg;
+    struct tree_stat st;
 
     (void)p;
     w->pid = pid;
+    w->keeper_pid = tree_stat(pid, &st) ? st.ppid : 0;
     w->dirty = true;
     fl_info("worker runs worker=\"%s\" pid=%d", w->name, pid);
     worker_tell(w);

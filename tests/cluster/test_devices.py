@@ -1,0 +1,143 @@
+"""Which device is which, who gets it, and who has it: the fake's devices under real daemons and processes."""
+import os
+import re
+import subprocess
+
+import harness
+from harness import place, saying, wait_for
+from seats import MIB, Seats, devices, fakes, refused, uuid
+
+SPLIT = ["--actor-num-nodes=1", "--actor-num-gpus-per-node=1", "--rollout-num-gpus=1"]
+HELD = {"SEATS_BYTES": str(64 * MIB)}  # a chunk of the arena
+
+
+def opened(members):
+    return {who: m["opened"] for who, m in members.items()}
+
+
+def p23_devices_in_the_order_of_the_list():
+    with place() as p:
+        for bad, says in (("0,,1", "entry 2"), ("0,0", "0 is there twice"), ("3,9", "device 9 is not there")):
+            r = p.furlong("start", "--head", "--port=0", "--dashboard-port=0", env=fakes(p, 4, bad))
+            assert r.code != 0 and "CUDA_VISIBLE_DEVICES" in r.err and says in r.err, r
+            assert not p.processes(), p.processes()
+        p.start_head(env=fakes(p, 4, "3,1"))
+        assert [(d["id"], d["uuid"]) for d in devices(p)] == [("3", uuid(3)), ("1", uuid(1))], devices(p)
+        s = Seats(p, *SPLIT)
+        assert opened(s.up()) == {("trainer", 0): [uuid(3)], ("rollout", 0): [uuid(1)]}, s.said()
+        s.end()
+        p.furlong("stop", check=0)
+        p.start_head(env=fakes(p, 4, "1"))
+        s = Seats(p, "--colocate=true", name="one")
+        assert opened(s.up()) == {("trainer", 0): [uuid(1)], ("rollout", 0): [uuid(1)]}, s.said()
+        s.end()
+
+
+def p24_an_engine_in_a_view():
+    with place() as p:
+        p.start_head(env=fakes(p, 8, "4,5,6,7"))
+        s = Seats(p, "--actor-num-gpus-per-node=2", "--rollout-num-gpus=2", "--rollout-num-gpus-per-engine=2")
+        m = s.up()
+        assert m["rollout", 0]["opened"] == [uuid(6), uuid(7)], m
+        assert m["rollout", 0]["env"]["CUDA_VISIBLE_DEVICES"] == m["rollout", 0]["env"]["FURLONG_DEVICES"] == "6,7", m
+        assert m["trainer", 1]["opened"] == [uuid(5)] and m["trainer", 1]["env"]["LOCAL_RANK"] == "0", m
+        s.end()
+
+
+def p25_uuids_and_prefixes():
+    with place() as p:
+        r = p.furlong("start", "--head", "--port=0", "--dashboard-port=0", env=fakes(p, 17, uuid(0)[:-1]))
+        assert r.code != 0 and uuid(0) in r.err and uuid(1) in r.err and "write more of it" in r.err, r
+        p.start_head(env=fakes(p, 17, f"{uuid(2)},{uuid(16)[:-1].lower()},0"))
+        assert [d["uuid"] for d in devices(p)] == [uuid(2), uuid(16), uuid(0)], devices(p)
+        s = Seats(p, *SPLIT[:2], "--rollout-num-gpus=2")
+        assert opened(s.up()) == {("trainer", 0): [uuid(2)], ("rollout", 0): [uuid(16)], ("rollout", 1): [uuid(0)]}, s.said()
+        s.end()
+
+
+def p27_two_jobs_on_a_node():
+    with place() as p:
+        p.start_head(env=fakes(p, 8))
+        flags = ["--actor-num-nodes=1", "--actor-num-gpus-per-node=2", "--rollout-num-gpus=2"]
+        jobs = [Seats(p, *flags, name=n) for n in "ab"]
+        seen = [sorted(u for m in j.up().values() for u in m["opened"]) for j in jobs]
+        assert sorted(seen[0] + seen[1]) == [uuid(i) for i in range(8)], seen
+        for j in jobs:
+            j.end()
+
+
+def measured(p, want):
+    """Device id to the (role, rank) of the processes that have it open; want: how many processes in all."""
+    def look():
+        all_ = devices(p)
+        return all_ if sum(len(d["processes"]) for d in all_) == want else None
+    return {d["id"]: sorted((x["role"], x["rank"]) for x in d["processes"]) for d in wait_for(f"{want} holders", look)}
+
+
+def p28_the_plan_is_what_happens():
+    with place() as p:
+        p.start_head(env={**fakes(p, 8), **HELD})
+        s = Seats(p, "--actor-num-gpus-per-node=2", "--rollout-num-gpus=6")
+        s.up()
+        plan = {d: [(role, rank)] for role, rank, _, _, ids in s.layout() for d in ids}
+        assert plan == {**{str(i): [("trainer", i)] for i in range(2)}, **{str(i + 2): [("rollout", i)] for i in range(6)}}, s.said()
+        assert measured(p, 8) == plan, devices(p)
+        s.end()
+        assert measured(p, 0) == {str(i): [] for i in range(8)}
+
+
+def p30_roles_that_share_devices():
+    with place() as p:
+        p.start_head(env={**fakes(p, 4), **HELD})
+        s = Seats(p, "--colocate=true", "--use-critic=true", launch=("trainer", "critic", "rollout"))
+        s.up()
+        assert measured(p, 12) == {str(i): [("critic", i), ("rollout", i), ("trainer", i)] for i in range(4)}, devices(p)
+        s.end()
+        code, said = refused(p, "--colocate=true", "--use-critic=true", "--actor-num-nodes=1", "--actor-num-gpus-per-node=5")
+        assert code == 2 and "can never fit: 5 GPU asked, 1 node has 4" in said, said
+
+
+def p32_a_program_that_takes_another_device():
+    with place() as p:
+        p.start_head(env={**fakes(p, 4), **HELD, "SEATS_LIE": "2"})
+        s = Seats(p, *SPLIT, launch=("trainer",))
+        assert s.up()["trainer", 0]["env"]["FURLONG_DEVICES"] == "0"
+        uses = lambda: [w for w in p.furlong("list", "workers", "--json").json() if w["role"] == "trainer" and w["uses"]]
+        w = wait_for("what it uses", uses)[0]
+        assert w["devices"] == ["0"] and [(u["uuid"], u["pci"], u["bytes"]) for u in w["uses"]] == [(uuid(2), "00000000:03:00.0", 64 * MIB)], w
+        note = f"trainer 0 on {p.info('n')[0]['name']}: its process {w['pid']} uses device 2 ({uuid(2)} at 00000000:03:00.0), and was given 0"
+        wait_for("that it is said", lambda: s.said().count(note) == 1)
+        s.end()
+
+
+def p38_status_says_who_has_a_device():
+    with place() as p:
+        p.start_head(env={**fakes(p, 1), **HELD})
+        assert "nobody" in wait_for("the driver's table", lambda: (t := p.furlong("status", check=0).out) and "held by" in t and t)
+        s = Seats(p, "--colocate=true")
+        m = s.up()
+        want = "rollout 0 (pid {}, 64.0 MiB)", "trainer 0 (pid {}, 64.0 MiB)"
+        want = [t.format(m[t.split()[0], 0]["pid"]) for t in want]
+        text = wait_for("both", lambda: (t := p.furlong("status", check=0).out) and all(w in t for w in want) and t)
+        row = [line.split() for line in text.splitlines() if line.startswith("GPU ")]
+        assert row[0][1:] == ["1", "1"], text  # one device, used: no parts of it
+        s.end()
+
+
+def p122_a_product_of_no_name():
+    with place() as p:
+        for n in (1, 4, 8):
+            with saying(f"{n} devices"):
+                p.start_head(env={**fakes(p, n), "FURLONG_GPU_FAKE_NAME": "Fictional Q9000X", "FURLONG_GPU_FAKE_BYTES": "7GiB"})
+                assert [(d["name"], d["memory_bytes"]) for d in devices(p)] == [("Fictional Q9000X", 7 << 30)] * n, devices(p)
+                r = p.furlong("job", "submit", "--", os.environ["FURLONG_SEATS"], "drive", "--colocate=true", check=0)
+                assert f"derived: --num-gpus-per-node {n} (GPUs of each node)" in r.out, r
+                p.furlong("stop", check=0)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    tables = subprocess.run(["grep", "-rnE", r"\b[ABHL][1-9]0?0\b|GB[1-9]00|RTX|Instinct|MI[23]..", *(f"{root}/{d}" for d in ("placement", "head", "cli", "worker/node"))],
+                            capture_output=True, text=True).stdout
+    assert not tables, tables
+
+
+if __name__ == "__main__":
+    harness.main(dict(globals()))
