@@ -23,6 +23,7 @@ struct seen {
     char verdict[16], digest[24], paused[16];
     long kib;
     unsigned pauses;
+    int fds;
 };
 
 static struct furlong_group *launch(struct plane *p, const char *role, const char *play,
@@ -73,21 +74,26 @@ static void plane_end(struct plane *p)
     fake_destroy(p->fake);
 }
 
-static struct seen look(struct plane *p, uint32_t engine)
+static struct seen look_how(struct plane *p, uint32_t engine, const char *method)
 {
     struct furlong_answer a = { 0 };
     struct seen s = { 0 };
     struct fl_err err;
     char text[160] = "";
 
-    t_ok(furlong_ask(furlong_group_peer(p->engines, engine), 0, "check", NULL, 10000, &a, &err),
+    t_ok(furlong_ask(furlong_group_peer(p->engines, engine), 0, method, NULL, 10000, &a, &err),
          &err);
     memcpy(text, a.body, a.body_bytes);
-    t_int_eq(sscanf(text, "%lld %15s %23s %15s %ld %u", &s.version, s.verdict, s.digest, s.paused,
-                    &s.kib, &s.pauses),
-             6, "%s", text);
+    t_int_eq(sscanf(text, "%lld %15s %23s %15s %ld %u %d", &s.version, s.verdict, s.digest,
+                    s.paused, &s.kib, &s.pauses, &s.fds),
+             7, "%s", text);
     furlong_answer_free(&a);
     return s;
+}
+
+static struct seen look(struct plane *p, uint32_t engine)
+{
+    return look_how(p, engine, "check");
 }
 
 static void write_version(struct plane *p, uint64_t version)
@@ -405,6 +411,7 @@ static void a_thousand_updates_leave_memory_flat(void **state)
     enum { WARM = 100, ALL = 1000, SLACK_KIB = 2048 };
     struct plane p = plane_make(1, 1, NULL, NULL);
     long engine = 0, mine = 0;
+    int engine_fds = 0, fds = 0;
 
     (void)state;
     for (uint64_t v = 1; v <= ALL; v++) {
@@ -413,11 +420,15 @@ static void a_thousand_updates_leave_memory_flat(void **state)
         if (v == WARM) {
             engine = look(&p, 0).kib;
             mine = own_kib();
+            engine_fds = look_how(&p, 0, "check_fds").fds;
+            fds = t_open_fds();
         }
     }
     serves(&p, 0, ALL);
     t_true(look(&p, 0).kib - engine < SLACK_KIB, "engine: %ld KiB, then %ld", engine,
            look(&p, 0).kib);
+    t_int_eq(look_how(&p, 0, "check_fds").fds, engine_fds, "descriptors of the engine");
+    t_int_eq(t_open_fds(), fds, "descriptors of the driver");
     t_true(own_kib() - mine < SLACK_KIB, "driver: %ld KiB, then %ld", mine, own_kib());
     plane_end(&p);
 }

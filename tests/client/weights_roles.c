@@ -7,6 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/gpu/gpu.h"
+#include "tests/t.h"
+
 enum { TENSORS = 3 };
 static const struct {
     const char *name;
@@ -75,10 +78,22 @@ static uint32_t slots_wanted(void)
     return text ? (uint32_t)atoi(text) : 0;
 }
 
+/* NULL: host memory */
+static const char *device_wanted(void)
+{
+    static struct gpu_info all[GPU_MAX];
+    const struct gpu_ops *gpu;
+    size_t n = GPU_MAX;
+
+    if (!getenv("ON_DEVICE") || gpu_pick(&gpu, NULL) != FL_OK || gpu->list(all, &n, NULL) != FL_OK)
+        return NULL;
+    return all[0].uuid;
+}
+
 int play_trainer(void)
 {
     struct furlong_tensor t[TENSORS];
-    struct furlong_weights_opts o = { .slots = slots_wanted() };
+    struct furlong_weights_opts o = { .slots = slots_wanted(), .device = device_wanted() };
     struct furlong_weights *w;
     struct furlong_event ev = { 0 };
     struct furlong *f;
@@ -143,14 +158,15 @@ static long resident_kib(void)
     return rss * sysconf(_SC_PAGESIZE) / 1024;
 }
 
-static void answer_check(struct furlong_call *c, const struct furlong_weights *w, bool paused,
-                         unsigned pauses)
+static void answer_check(struct furlong_call *c, bool count_fds, const struct furlong_weights *w,
+                         bool paused, unsigned pauses)
 {
     uint64_t digest[2], version = furlong_weights_version(w, digest);
     char text[128];
-    int n = snprintf(text, sizeof(text), "%lld %s %016llx %s %ld %u", (long long)version,
-                     verdict(w, version), (unsigned long long)digest[0],
-                     paused ? "paused" : "running", resident_kib(), pauses);
+    int n =
+        snprintf(text, sizeof(text), "%lld %s %016llx %s %ld %u %d", (long long)version,
+                 verdict(w, version), (unsigned long long)digest[0], paused ? "paused" : "running",
+                 resident_kib(), pauses, count_fds ? t_open_fds() : 0);
 
     furlong_reply(c, text, (size_t)n);
 }
@@ -184,6 +200,8 @@ int play_engine(void)
 {
     struct furlong_tensor t[TENSORS];
     struct furlong_weights_opts o = { .slots = slots_wanted(),
+                                      .device = device_wanted(),
+                                      .fixed_addresses = getenv("FIXED") != NULL,
                                       .check_equal = getenv("CHECK_EQUAL") != NULL };
     struct furlong_weights *w;
     struct furlong_event ev = { 0 };
@@ -209,7 +227,7 @@ int play_engine(void)
             if (furlong_weights_commit(w, ev.call, &err) != FL_OK)
                 return complain("commit", &err);
         } else if (ev.what == FURLONG_CALL) {
-            answer_check(ev.call, w, paused, pauses);
+            answer_check(ev.call, strcmp(ev.method, "check_fds") == 0, w, paused, pauses);
         } else {
             furlong_reply(ev.call, NULL, 0);
         }

@@ -1,7 +1,11 @@
 /* tests/client/weights_roles.h - a trainer and an engine whose weights are a pattern of the version
  *
+ * ON_DEVICE in the environment: the weights lie on the first device, a fake, whose memory is read and
+ * written here as the host's is
+ *
  * trainer: "write" body uint64 version: begin, write the pattern, publish
- * engine:  "check": body "VERSION ok|wrong|none DIGEST0 paused|running resident-KiB pauses"
+ * engine:  "check": body "VERSION ok|wrong|none DIGEST0 paused|running resident-KiB pauses descriptors"; the last one
+ *          is 0 unless asked by "check_fds"
  *          LOADS=[+]FIFO: between join and accept it (+: the last rank alone) waits until somebody has opened and
  * closed the other end
  *          DIE_AT=VERSION in the environment: kills itself when that version is to be committed,

@@ -42,6 +42,14 @@ void arena_free(struct arena *a,
 enum fl_status arena_wait(struct arena *a, struct fl_err *err);
 /* The same for one stream, the driver's own (CUstream); NULL: as arena_wait(). */
 enum fl_status arena_wait_stream(struct arena *a, void *stream, struct fl_err *err);
+/* What the device still has; UINT64_MAX: it does not say (integrated devices). */
+uint64_t arena_left_bytes(struct arena *a);
+/* The chunks that hold those bytes: their addresses, and the tag. false: not all of it is of this arena. */
+struct arena_chunks {
+    uint64_t start, end;
+    uint32_t tag;
+};
+bool arena_chunks_of(struct arena *a, const void *p, uint64_t bytes, struct arena_chunks *out);
 /* Weights are held in so many slots: for the advice when memory ends. 1 at first. */
 void arena_note_slots(struct arena *a, unsigned slots);
 

@@ -74,6 +74,13 @@ void arena_usage(struct arena *a, bool restart_peaks, struct arena_usage *out)
     *out = u;
 }
 
+uint64_t arena_left_bytes(struct arena *a)
+{
+    uint64_t left, total;
+
+    return a->gpu->memory(a->g, &left, &total, NULL) == FL_OK ? left : UINT64_MAX;
+}
+
 size_t arena_holders(struct arena *a, struct arena_holding *out, size_t room)
 {
     size_t n = 0;

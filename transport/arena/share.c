@@ -9,6 +9,29 @@
 #include "transport/arena/arena_priv.h"
 
 /* ==== export ==== */
+bool arena_chunks_of(struct arena *a, const void *p, uint64_t bytes, struct arena_chunks *out)
+{
+    uint64_t addr = (uint64_t)(uintptr_t)p;
+    struct region *r;
+
+    pthread_mutex_lock(&a->mu);
+    r = arena_region_at(a, addr);
+    if (r && bytes && bytes <= r->base + r->bytes - addr) {
+        uint64_t first = (addr - r->base) / r->chunk_bytes,
+                 last = (addr + bytes - 1 - r->base) / r->chunk_bytes;
+
+        *out = (struct arena_chunks){ r->base + first * r->chunk_bytes,
+                                      r->base + (last + 1) * r->chunk_bytes,
+                                      1u << (r - a->regions) };
+        for (; first <= last && r; first++)
+            r = r->chunks[first].state == CHUNK_IN ? r : NULL;
+    } else {
+        r = NULL;
+    }
+    pthread_mutex_unlock(&a->mu);
+    return r != NULL;
+}
+
 static bool note_holder(struct arena *a, const char *holder, const struct chunk *c, uint32_t tag,
                         uint64_t bytes)
 {

@@ -211,6 +211,14 @@ enum fl_status link_dev_foreign(const char *uuid, uint64_t addr, uint64_t bytes,
     return FL_OK;
 }
 
+enum fl_status link_dev_staged(const char *uuid, uint64_t addr, uint64_t bytes,
+                               struct link_mem *out, struct fl_err *err)
+{
+    FL_TRY(link_dev_foreign(uuid, addr, bytes, out, err));
+    own_slot_of(out)->pages.staged = true;
+    return FL_OK;
+}
+
 void link_dev_free(struct link_mem *mem)
 {
     struct own_slot *o = own_slot_of(mem);

@@ -28,6 +28,8 @@ enum fl_status link_dev_alloc(const char *uuid, uint64_t bytes, struct link_mem 
 void link_dev_free(struct link_mem *mem); /* {0} is fine */
 /* Memory that somebody else allocated there (cudaMalloc, PyTorch): shared by handle, else staged.
  * The description is freed by link_dev_free(), the memory is not. */
+enum fl_status link_dev_staged(const char *uuid, uint64_t addr, uint64_t bytes, struct link_mem *out,
+                               struct fl_err *err); /* no handle either: bytes of other things may lie between */
 enum fl_status link_dev_foreign(const char *uuid, uint64_t addr, uint64_t bytes,
                                 struct link_mem *out, struct fl_err *err);
 /* Addresses that stay where captured graphs have them, while the memory that is seen there changes. What is

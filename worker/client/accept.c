@@ -6,13 +6,26 @@ enum { RETRY_MS = 50 }; /* no memory or no room in the lane for an event that ha
 static enum fl_status sink_room(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err)
 {
     struct furlong_weights *w = arg;
+    struct fl_err why = { 0 };
+    char size[16];
+    enum fl_status st;
 
     if (w->has_spare && w->spare.bytes == bytes) {
         *out = w->spare;
         w->has_spare = false;
         return FL_OK;
     }
-    return link_mem_alloc(bytes, out, err);
+    st = slots_alloc(&w->home, bytes, out, &why);
+    if (st == FL_EXHAUSTED && w->rooms)
+        return fl_fail(
+            err, st,
+            "no room for a second slot: one slot saves %s, with nothing served during an "
+            "update; %.150s",
+            fl_bytes_text(size, bytes), why.text);
+    if (st != FL_OK && err)
+        *err = why;
+    w->rooms += st == FL_OK;
+    return st;
 }
 
 /* One slot is kept for the next epoch: first touch of new pages is the slow part of an update. */
@@ -21,7 +34,8 @@ static void sink_done_with(void *arg, struct link_mem *room)
     struct furlong_weights *w = arg;
 
     if (w->away || w->dropping || w->has_spare) {
-        link_mem_free(room);
+        slots_free(room);
+        w->rooms--;
         return;
     }
     w->spare = *room;
@@ -102,6 +116,30 @@ static void sink_resume(void *arg)
     events_flush(w);
 }
 
+static enum fl_status sink_can_show(void *arg, const struct link_mem *comes, struct fl_err *err)
+{
+    return link_window_can(((struct furlong_weights *)arg)->window, comes, err);
+}
+
+/* The program has answered PAUSE, and what its stream was given has run. */
+static enum fl_status sink_show(void *arg, const struct link_mem *comes, struct link_mem *seen,
+                                struct fl_err *err)
+{
+    struct furlong_weights *w = arg;
+
+    FL_TRY(link_window_show(w->window, comes, false, err));
+    seen->addr = link_window_data(w->window);
+    return FL_OK;
+}
+
+static const struct xfer_sink_ops fixed_ops = { .room = sink_room,
+                                                .done_with = sink_done_with,
+                                                .pause = sink_pause,
+                                                .flip = sink_flip,
+                                                .resume = sink_resume,
+                                                .can_show = sink_can_show,
+                                                .show = sink_show };
+
 static const struct xfer_sink_ops sink_ops = { .room = sink_room,
                                                .done_with = sink_done_with,
                                                .pause = sink_pause,
@@ -119,6 +157,12 @@ static void serves_nothing(struct furlong_weights *w)
 void client_weights_settle(struct furlong_call *c)
 {
     struct furlong_weights *w = c->set;
+    struct fl_err err = { 0 };
+
+    /* Kernels that read what is given up now have run, or the device is lost. */
+    if ((c->ev.what == FURLONG_PAUSE || c->ev.what == FURLONG_COMMIT) &&
+        slots_settle(&w->home, &err) != FL_OK)
+        fl_warn("weights: the device was not waited for set=%s why=\"%s\"", w->set, err.text);
 
     if (c->ev.what == FURLONG_PAUSE)
         serves_nothing(w);
@@ -173,7 +217,8 @@ static void accept_begin(struct client_sync *s)
                                 .want = k->m,
                                 .slots = k->slots,
                                 .check_equal = k->check_equal,
-                                .ops = &sink_ops,
+                                .place = k->place,
+                                .ops = w->window ? &fixed_ops : &sink_ops,
                                 .arg = w };
     const char *sock = w->f->seat.peer_sock, *slash = strrchr(sock, '/');
     char beside[1024]; /* the worker's own folder: goes with it */
@@ -185,31 +230,48 @@ static void accept_begin(struct client_sync *s)
     o.local_dir = k->local_dir ? k->local_dir : beside;
 
     if (st == FL_OK)
-        st = link_place_here(w->f->seat.shown.address, &o.place, &err);
-    if (st == FL_OK)
         st = xfer_sink_create(w->f->loop, w->f->port, &o, &w->sink, &err);
     if (st == FL_OK)
         weights_added(w);
     client_sync_end(s, st, &err);
 }
 
+static enum fl_status window_open(struct furlong_weights *w, struct fl_err *err)
+{
+    if (!w->home.arena)
+        return fl_fail(err, FL_UNSUPPORTED, "%s: weights in host memory have no fixed addresses",
+                       w->set);
+    return link_window_create(w->home.uuid, w->slot_bytes, &w->window, err);
+}
+
 enum fl_status furlong_weights_accept(struct furlong *f, const char *set,
                                       const struct furlong_tensor *t, size_t n,
-                                      const struct furlong_weights_opts *o,
+                                      const struct furlong_weights_opts *given,
                                       struct furlong_weights **out, struct fl_err *err)
 {
+    struct furlong_weights_opts o;
     struct furlong_weights *w = NULL;
     struct laid_out l = { 0 };
-    struct making k = { .m = &l.m,
-                        .check_equal = o && o->check_equal,
-                        .local_dir = o ? o->local_dir : NULL };
+    struct making k = { .m = &l.m };
     enum fl_status st;
 
-    FL_TRY(weights_new(f, set, o, &w, err));
+    FL_TRY(client_here(f, err));
+    o = weights_opts(f, given);
+    k.check_equal = o.check_equal;
+    k.local_dir = o.local_dir;
+    FL_TRY(weights_new(f, set, &o, &w, err));
     w->retry.fire = events_retry;
-    st = weights_lay_out(w, t, n, &l, err);
+    st = slots_home_find(f, t, t ? n : 0, &o, &w->home, err);
+    w->home.set = w->set;
+    if (st == FL_OK)
+        st = weights_lay_out(w, t, n, &l, err);
+    if (st == FL_OK && o.fixed_addresses)
+        st = window_open(w, err);
+    if (st == FL_OK)
+        st = slots_place(f, &w->home, &k.place, err);
     k.w = w;
-    k.slots = weights_one_slot(w, o) ? XFER_ONE_SLOT : XFER_TWO_SLOTS;
+    if (st == FL_OK)
+        k.slots = weights_one_slot(w, &o) ? XFER_ONE_SLOT : XFER_TWO_SLOTS;
     if (st == FL_OK)
         st = client_sync_run(f->loop, &k.sync, accept_begin, err);
     laid_out_fini(&l);
@@ -255,9 +317,12 @@ static enum fl_status sink_offload(struct furlong_weights *w, struct going *g, s
     }
     if (w->has_spare) {
         bytes += w->spare.bytes;
-        link_mem_free(&w->spare);
+        slots_free(&w->spare);
         w->has_spare = false;
+        w->rooms--;
     }
+    if (g->drop && w->window) /* or what was seen there would stay */
+        link_window_hide(w->window);
     if (g->drop) {
         g->m->dropped_bytes += bytes;
         serves_nothing(w);

@@ -36,6 +36,7 @@ struct client_line {
 }; /* first in whatever is the service of a stream */
 
 struct furlong {
+    uint32_t abi; /* of the program */
     struct client_seat seat;
     struct fl_loop *loop;
     pthread_t thread;

@@ -71,6 +71,7 @@ enum fl_status client_join(struct client_seat *seat, struct furlong **out, struc
         client_seat_fini(seat);
         return fl_fail(err, FL_EXHAUSTED, "no memory to join");
     }
+    f->abi = FURLONG_ABI;
     f->seat = *seat;
     *seat = (struct client_seat){ 0 };
     inbox_init(&f->inbox);
@@ -107,10 +108,12 @@ enum fl_status furlong_join(uint32_t abi, struct furlong **out, struct fl_err *e
     st = client_seat_of_env(&seat, err);
     if (st == FL_OK)
         st = client_join(&seat, out, err);
-    if (st == FL_OK)
+    if (st == FL_OK) {
         (*out)->by_env = true;
-    else
+        (*out)->abi = abi;
+    } else {
         atomic_store(&joined_by_env, false);
+    }
     return st;
 }
 

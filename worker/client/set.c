@@ -23,6 +23,15 @@ struct xfer_box weights_box(const struct furlong_tensor *t)
     return b;
 }
 
+uint64_t weights_tensor_bytes(const struct furlong_tensor *t)
+{
+    struct xfer_tensor x = { .dtype = t->dtype, .ndim = t->ndim };
+    struct xfer_box b = weights_box(t);
+
+    memcpy(x.shape, t->shape, sizeof(x.shape));
+    return t->ndim > FL_DIMS ? 0 : xfer_box_bytes(&x, &b);
+}
+
 /* Both sides lay their tensors out by the same rule, so equal tensors mean equal slots: sharing. */
 static enum fl_status manifest_fill(struct furlong_weights *w, const struct furlong_tensor *t,
                                     const struct order *o, struct xfer_tensor *tensors,
@@ -41,6 +50,10 @@ static enum fl_status manifest_fill(struct furlong_weights *w, const struct furl
         if (off + bytes + XFER_ALIGN < off)
             return fl_fail(err, FL_INVALID, "%s: tensor %s: sizes overflow", w->set, in->name);
         w->offset[o[i].index] = off;
+        if (w->lent.n) {
+            pieces[i].mem = w->lent.at[o[i].index].mem;
+            pieces[i].off = w->lent.at[o[i].index].off;
+        }
         off = (off + bytes + XFER_ALIGN - 1) / XFER_ALIGN * XFER_ALIGN;
     }
     (void)t;
@@ -79,40 +92,16 @@ enum fl_status weights_lay_out(struct furlong_weights *w, const struct furlong_t
                                    .party = w->f->seat.shown.rank,
                                    .tensors = l->tensors,
                                    .pieces = l->pieces,
-                                   .mem_bytes = &w->slot_bytes,
+                                   .mem_bytes = w->lent.n ? w->lent.bytes : &w->slot_bytes,
                                    .n_tensors = n,
                                    .n_pieces = n,
-                                   .n_mems = 1 };
+                                   .n_mems = w->lent.n ? w->lent.n : 1 };
     return xfer_manifest_seal(&l->m, err);
 }
 
-/* What Linux says can still be had; UINT64_MAX: it does not say. */
-static uint64_t memory_available(void)
-{
-    unsigned long long kib;
-    char line[128];
-    FILE *in = fopen("/proc/meminfo", "re");
-    uint64_t out = UINT64_MAX;
-
-    while (in && fgets(line, sizeof(line), in)) {
-        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) {
-            out = kib * 1024;
-            break;
-        }
-    }
-    if (in)
-        fclose(in);
-    return out;
-}
-
-/* Two slots double the memory; a tenth is left to everybody else. */
 bool weights_one_slot(const struct furlong_weights *w, const struct furlong_weights_opts *o)
 {
-    uint64_t has = memory_available();
-
-    if (o && o->slots)
-        return o->slots == 1;
-    return has != UINT64_MAX && w->slot_bytes > has / 10 * 9 / 2;
+    return o->slots ? o->slots == 1 : slots_one(&w->home, w->slot_bytes);
 }
 
 /* ---- making one ----------------------------------------------------------------------------- */
@@ -121,12 +110,25 @@ void weights_free(struct furlong_weights *w)
     if (!w)
         return;
     for (unsigned i = 0; i < w->n_slots; i++)
-        link_mem_free(&w->slots[i]);
+        slots_free(&w->slots[i]);
     if (w->has_spare)
-        link_mem_free(&w->spare);
+        slots_free(&w->spare);
+    slots_lent_fini(&w->lent);
+    link_window_destroy(w->window);
+    free(w->lies);
     free(w->offset);
     pthread_mutex_destroy(&w->mu);
     free(w);
+}
+
+struct furlong_weights_opts weights_opts(const struct furlong *f,
+                                         const struct furlong_weights_opts *o)
+{
+    struct furlong_weights_opts all = { 0 };
+
+    if (o) /* no byte beyond what the program was compiled for */
+        memcpy(&all, o, f->abi < 2 ? offsetof(struct furlong_weights_opts, device) : sizeof(all));
+    return all;
 }
 
 enum fl_status weights_new(struct furlong *f, const char *set, const struct furlong_weights_opts *o,
@@ -137,12 +139,8 @@ enum fl_status weights_new(struct furlong *f, const char *set, const struct furl
     FL_TRY(client_here(f, err));
     if (!set || !*set || strlen(set) >= sizeof(w->set))
         return fl_fail(err, FL_INVALID, "a set's name has 1 to %zu bytes", sizeof(w->set) - 1);
-    if (o && o->slots > 2)
+    if (o->slots > 2)
         return fl_fail(err, FL_INVALID, "%s: 1 or 2 slots, not %u", set, o->slots);
-    if (o && (o->stream || o->fixed_addresses))
-        return fl_fail(err, FL_UNSUPPORTED,
-                       "%s: this build holds weights in host memory: no stream, no fixed addresses",
-                       set);
     w = FL_FAULT("client.weights") ? NULL : calloc(1, sizeof(*w));
     if (!w)
         return fl_fail(err, FL_EXHAUSTED, "%s: no memory", set);
@@ -184,6 +182,8 @@ void *furlong_weights_data(const struct furlong_weights *w, size_t i)
     pthread_mutex_lock(&mine->mu);
     at = w->data;
     pthread_mutex_unlock(&mine->mu);
+    if (w->lies)
+        return w->lies[i];
     return at ? at + w->offset[i] : NULL;
 }
 
@@ -192,7 +192,7 @@ const void *furlong_weights_last(const struct furlong_weights *w, size_t i)
     struct furlong_weights *mine = (struct furlong_weights *)(uintptr_t)w;
     const uint8_t *at;
 
-    if (!w->last)
+    if (!w->last || w->lies)
         return furlong_weights_data(w, i);
     if (i >= w->n)
         return NULL;

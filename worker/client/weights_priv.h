@@ -9,6 +9,7 @@
 #include "transport/xfer/sink.h"
 #include "transport/xfer/source.h"
 #include "worker/client/peers.h"
+#include "worker/client/slots.h"
 #include "worker/client/sync.h"
 #include "worker/client/weights.h"
 
@@ -17,7 +18,10 @@ struct furlong_weights {
     char set[64];
     uint32_t n;
     uint64_t *offset; /* of the caller's tensors in a slot */
+    void **lies;      /* the tensors themselves, given where they lie; else NULL */
     uint64_t slot_bytes;
+    struct slots_home home;
+    struct slots_lent lent;
     struct furlong_weights *next; /* of f->sets: loop thread */
 
     pthread_mutex_t mu; /* what follows */
@@ -32,6 +36,8 @@ struct furlong_weights {
 
     struct xfer_sink *sink; /* an engine's: loop thread */
     struct link_mem spare;  /* the slot before the last, for the next epoch */
+    unsigned rooms;         /* slots that there are, with the spare one */
+    struct link_window *window; /* fixed addresses; NULL: they change */
     bool has_spare, away, dropping;
     struct fl_task *paused, *flipped; /* the sink's, until the program has answered */
     bool resume_due;
@@ -52,15 +58,20 @@ struct making { /* of source or sink, on the loop */
     struct client_sync sync;
     struct furlong_weights *w;
     const struct xfer_manifest *m;
+    struct link_place place;
     enum xfer_slots slots;
     bool check_equal;
     const char *local_dir; /* NULL: beside the peer socket */
 };
+/* What the program said, as far as its ABI goes. */
+struct furlong_weights_opts weights_opts(const struct furlong *f,
+                                         const struct furlong_weights_opts *o);
 enum fl_status weights_new(struct furlong *f, const char *set, const struct furlong_weights_opts *o,
                            struct furlong_weights **out, struct fl_err *err);
 void weights_free(struct furlong_weights *w);
 enum fl_status weights_lay_out(struct furlong_weights *w, const struct furlong_tensor *t, size_t n,
                                struct laid_out *l, struct fl_err *err);
+uint64_t weights_tensor_bytes(const struct furlong_tensor *t); /* of the box that is here */
 void laid_out_fini(struct laid_out *l);
 struct xfer_box weights_box(const struct furlong_tensor *t);
 bool weights_one_slot(const struct furlong_weights *w, const struct furlong_weights_opts *o);
