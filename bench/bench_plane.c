@@ -26,7 +26,7 @@
 #include "transport/xfer/sink.h"
 #include "transport/xfer/source.h"
 
-enum { WARM = 3, ROUNDS_MAX = 64, ENGINES_MAX = 2, CHILD_FD = 3, LINK_WAIT_MS = 20000 };
+enum { WARM = 3, ROUNDS_MAX = 4096, ENGINES_MAX = 2, CHILD_FD = 3, LINK_WAIT_MS = 20000 };
 extern char **environ;
 static struct fl_err err;
 static struct fl_loop *loop;
@@ -676,6 +676,8 @@ int main(int argc, char **argv)
             shapes[1] = &shape_8;
         else if (strcmp(argv[i], "--tiny") == 0)
             shapes[0] = &shape_tiny;
+        else if (strcmp(argv[i], "--thin") == 0)
+            shapes[0] = &shape_thin;
         else if (strcmp(argv[i], "--faults") == 0)
             with_faults = true;
         else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc)

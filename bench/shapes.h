@@ -12,6 +12,8 @@ struct shape {
 };
 static const struct shape shape_06 = { "0.6B", 28, 1024, 2048, 1024, 3072, 151936, 128, true };
 static const struct shape shape_8 = { "8B", 36, 4096, 4096, 1024, 12288, 151936, 128, false };
+/* As many tensors as 0.6B, 1/16 as wide: what control costs, where memory is short. */
+static const struct shape shape_thin = { "thin", 28, 64, 128, 64, 192, 9496, 8, true };
 static const struct shape shape_tiny = { "tiny", 2, 256, 512, 256, 768, 8192, 128, true };
 
 /* Bytes of each tensor; returns how many there are. */

@@ -103,14 +103,45 @@ static void lay_out(struct rig_proc *p, bool shard)
 
 /* ---- streams ---- */
 
+static unsigned *served(struct rig_proc *p, uint16_t method)
+{
+    unsigned i = 0;
+
+    while (i + 1 < XFER_N_METHODS && xfer_methods[i].method != method)
+        i++;
+    return &p->served[i];
+}
+
+unsigned rig_served(struct rig_proc *p, uint16_t method)
+{
+    unsigned n = *served(p, method);
+
+    *served(p, method) = 0;
+    return n;
+}
+
+static void serve(void *service, struct call_req *req, const struct wire_msg *m)
+{
+    struct rig_proc *p = service;
+
+    if (!req)
+        return;
+    ++*served(p, m->head.method);
+    xfer_port_serve(p->port, req, m);
+}
+
 static void on_accepted(void *arg, struct stream *s_take)
 {
+    static struct call_method counted[XFER_N_METHODS];
     struct rig_proc *p = arg;
     struct fl_err err = { 0 };
 
     t_true(p->n_accepted < RIG_PEERS);
-    t_ok(call_peer_create(s_take, xfer_methods, XFER_N_METHODS, NULL, p->port,
-                          &p->accepted[p->n_accepted], &err),
+    memcpy(counted, xfer_methods, sizeof(counted));
+    for (unsigned i = 0; i < XFER_N_METHODS; i++)
+        counted[i].serve = serve;
+    t_ok(call_peer_create(s_take, counted, XFER_N_METHODS, NULL, p, &p->accepted[p->n_accepted],
+                          &err),
          &err);
     p->n_accepted++;
 }

@@ -21,6 +21,7 @@ struct rig_proc { /* a trainer rank or a rank of an engine */
     struct stream_server *server;
     struct call_peer *accepted[RIG_PEERS];
     unsigned n_accepted;
+    unsigned served[XFER_N_METHODS]; /* requests, in the order of xfer_methods */
     struct xfer_manifest m;
     struct xfer_piece pieces[RIG_TENSORS];
     uint64_t mem_bytes;
@@ -110,4 +111,5 @@ enum fl_status rig_run(struct rig *r, const struct xfer_request *q);
 /* Whoever serves has the reference's bytes of that version, and its digest, and no step runs else. */
 void rig_check(struct rig *r);
 void rig_check_all_serve(struct rig *r, uint64_t version);
+unsigned rig_served(struct rig_proc *p, uint16_t method); /* since it was asked last */
 enum rx_state rig_state(const struct rig_proc *p);

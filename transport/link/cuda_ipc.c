@@ -450,11 +450,14 @@ static enum fl_status ipc_pull(struct link *base, const struct link_mem *theirs,
                                uint64_t (*digests)[2], struct link_op *op, struct fl_err *err)
 {
     struct ipc *k = container_of(base, struct ipc, base);
-    struct ipc_pull *p = &k->pulls[(k->first + k->n_pulls) % IPC_MAX_PULLS];
+    struct ipc_pull *p;
     struct ipc_table *table;
     uint64_t bytes;
 
     FL_TRY(pull_check(k, theirs, mine, err));
+    if (k->n_pulls == 0)
+        k->first = 0; /* room that is made already */
+    p = &k->pulls[(k->first + k->n_pulls) % IPC_MAX_PULLS];
     FL_TRY(link_check_segs(segs, n, theirs->bytes, mine->bytes, &bytes, err));
     p->view = theirs->impl;
     FL_TRY(table_for(k, segs, n, strcmp(p->view->key.uuid, k->self.gpu_uuid) != 0, &table, err));

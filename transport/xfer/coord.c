@@ -223,7 +223,8 @@ static void heard_report(struct co_member *m, enum fl_status st, const struct wi
 {
     struct fl_err err = why ? *why : (struct fl_err){ 0 };
 
-    /* Neither offered nor accepted: its program loads, and will. A fill is tried again as a whole. */
+    /* Neither offered nor accepted: its program loads, and will. A fill is tried again as a whole.
+     */
     if (st == FL_NOT_FOUND && m->c->run && m->c->req.kind == XFER_ADVANCE) {
         fl_fail(&m->why, st, "%s: %s", m->me.name, err.text);
         fl_muster_at(m->c->muster, m->muster_at, "%s", err.text);
@@ -423,6 +424,7 @@ void xfer_coord_destroy(struct xfer_coord *c)
         return;
     run = c->run ? c->run : c->next_run;
     c->ending = true;
+    fl_timer_cancel(&c->wake);
     fl_muster_destroy(c->muster);
     for (struct co_member *m = c->members; m; m = m->next)
         m->gone = true;
@@ -435,6 +437,7 @@ void xfer_coord_destroy(struct xfer_coord *c)
     }
     xfer_plan_destroy(c->plan);
     free(c->tensors);
+    free(c->held);
     free(c->expect);
     free(c->delta_dir);
     free(c);

@@ -129,6 +129,11 @@ static bool begin_teams(struct xfer_coord *c, struct co_member *m, struct co_beg
         t->t.later = giver->tickets[t->t.giver_edge].later;
         t->t.ticket = (ProtobufCBinaryData){ sizeof(giver->tickets[0].bytes),
                                              giver->tickets[t->t.giver_edge].bytes };
+        if (!giver->source || !giver->tickets[t->t.giver_edge].serial)
+            continue;
+        t->t.has_key = t->t.has_key_slot = true;
+        t->t.key = msg_key_id(giver->tickets[t->t.giver_edge].serial, giver->st.slot_gen, 0);
+        t->t.key_slot = giver->st.slot;
     }
     return true;
 }
@@ -140,7 +145,12 @@ enum fl_status co_begin_make(struct xfer_coord *c, struct co_member *m, struct c
     fl__xfer_begin__init(&b->b);
     msg_epoch(&c->epoch, &b->epoch);
     msg_version(&c->target, &b->target);
-    FL_TRY(xfer_part_encode(c->plan, m->index, &b->part, &b->part_bytes, err));
+    b->b.has_part_kept = true;
+    b->b.part_kept = m->has_part &&
+                     memcmp(m->told_part, c->plan->part_hash[m->index], sizeof(m->told_part)) == 0;
+    if (!b->b.part_kept)
+        FL_TRY(xfer_part_encode(c->plan, m->index, &b->part, &b->part_bytes, err));
+    m->has_part = b->b.part_kept;
     b->b.set = c->set;
     b->b.epoch = &b->epoch;
     b->b.target = &b->target;
@@ -155,6 +165,16 @@ enum fl_status co_begin_make(struct xfer_coord *c, struct co_member *m, struct c
     if (!begin_teams(c, m, b))
         return fl_fail(err, FL_EXHAUSTED, "no memory, or no ticket, to begin at %s", m->me.name);
     return FL_OK;
+}
+
+bool co_begun(struct co_member *m, enum fl_status st)
+{
+    bool lacks = st == FL_NOT_FOUND && m->has_part;
+
+    m->has_part = st == FL_OK || (m->has_part && !lacks);
+    if (st == FL_OK)
+        memcpy(m->told_part, m->c->plan->part_hash[m->index], sizeof(m->told_part));
+    return lacks;
 }
 
 enum fl_status co_note_begun(struct co_member *m, const struct wire_msg *reply, struct fl_err *err)
@@ -175,6 +195,7 @@ enum fl_status co_note_begun(struct co_member *m, const struct wire_msg *reply, 
             break;
         memcpy(m->tickets[t->edge].bytes, t->ticket.data, sizeof(m->tickets[0].bytes));
         m->tickets[t->edge].later = t->later;
+        m->tickets[t->edge].serial = t->serial;
     }
     if (good && r->delta_dir)
         good = FL_COPY(m->delta_dir, r->delta_dir);

@@ -78,12 +78,8 @@ static void count_left(struct xfer_coord *c)
     }
 }
 
-void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err *err)
+static void fill_report(struct xfer_coord *c)
 {
-    struct xfer_run *run = c->run;
-    struct fl_err why = err && st != FL_OK ? *err : (struct fl_err){ 0 };
-    struct xfer_report rep;
-
     count_left(c);
     for (const struct co_member *m = c->members; m; m = m->next) {
         if (m->source || m->phase == CO_OUT)
@@ -97,13 +93,15 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
         if (m->st.verify_ns > c->rep.verify_ns)
             c->rep.verify_ns = m->st.verify_ns;
     }
-    fl_muster_destroy(c->muster);
-    c->muster = NULL;
-    c->step = CO_IDLE;
-    c->run = NULL;
-    rep = c->rep;
-    for (struct co_member *m = c->members; m; m = m->next)
-        co_quiet(m);
+}
+
+/* Last: done may start the next one, or destroy c. */
+static void run_tell(struct xfer_coord *c, enum fl_status st, const struct fl_err *err)
+{
+    struct xfer_run *run = FL_TAKE(c->run);
+    struct fl_err why = err && st != FL_OK ? *err : (struct fl_err){ 0 };
+    struct xfer_report rep = c->rep;
+
     fl_log(st == FL_OK && !rep.n_left_behind ? FL_LOG_DEBUG
                                              : FL_LOG_INFO, /* every step of a run has one */
            "weights update %s set=%s epoch=%u.%u version=%" PRIu64
@@ -115,10 +113,35 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
            rep.other_bytes, rep.reconcile_ns / 1000, rep.plan_ns / 1000, rep.move_ns / 1000,
            rep.verify_ns / 1000, rep.commit_ns / 1000, rep.pause_ns / 1000,
            rep.predicted_ns / 1000);
+    run->done(run, st, &rep, &why);
+}
+
+static void run_close(struct xfer_coord *c)
+{
+    struct xfer_run *next = FL_TAKE(c->next_run);
+
+    fl_muster_destroy(c->muster);
+    c->muster = NULL;
+    c->step = CO_IDLE;
+    fl_timer_cancel(&c->wake);
+    for (struct co_member *m = c->members; m; m = m->next)
+        co_quiet(m);
     co_tell_late(c);
     co_sweep(c);
-    co_grant_next(c);
-    run->done(run, st, &rep, &why); /* last: it may start the next one, or destroy c */
+    if (next)
+        co_run_begin(c, &c->next_req, next);
+    else
+        co_grant_next(c);
+}
+
+void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err *err)
+{
+    struct fl_err why = err ? *err : (struct fl_err){ 0 };
+
+    fill_report(c);
+    c->warm = false;
+    run_close(c);
+    run_tell(c, st, &why);
 }
 
 /* ---- END: givers ---- */
@@ -145,7 +168,11 @@ static void ended_over(void *arg, enum fl_status st, const struct fl_err *err)
 
     if (st != FL_OK && st != FL_UNREACHABLE)
         fl_warn("weights giver not quiet set=%s why=\"%s\"", c->set, err->text);
-    co_run_finish(c, c->outcome, &c->why);
+    c->warm = c->warm && st == FL_OK;
+    if (c->run)
+        co_run_finish(c, c->outcome, &c->why);
+    else
+        run_close(c);
 }
 
 static bool is_giver(const struct co_member *m)
@@ -153,10 +180,23 @@ static bool is_giver(const struct co_member *m)
     return m->gives;
 }
 
+/* When every engine has the version there is nothing left that the giver's end could change: the
+ * run is told, and the next one, or a begin, waits for the end. */
 void co_end_step(struct xfer_coord *c)
 {
+    bool all = c->outcome == FL_OK, any = false;
+
+    for (const struct co_member *m = c->members; m; m = m->next) {
+        all &= m->source || m->phase == CO_OUT || m->phase == CO_COMMITTED;
+        any |= !m->source && m->phase == CO_COMMITTED;
+    }
     co_step_begin(c, CO_END, "end of the epoch", co_due(c, COORD_END_MS), is_giver, ask_end,
                   ended_over);
+    if (!all)
+        return;
+    c->warm |= any;
+    fill_report(c);
+    run_tell(c, FL_OK, NULL);
 }
 
 /* ---- ABORT: takers that will not commit ---- */
@@ -210,8 +250,21 @@ static bool is_aborted(const struct co_member *m)
     return !m->source && m->phase != CO_OUT && m->phase != CO_COMMITTED && m->fresh;
 }
 
+/* A step that nobody has a part in takes no turn. */
+static bool nobody(const struct xfer_coord *c, bool (*who)(const struct co_member *m))
+{
+    for (const struct co_member *m = c->members; m; m = m->next)
+        if (!m->gone && who(m))
+            return false;
+    return true;
+}
+
 static void abort_step(struct xfer_coord *c)
 {
+    if (nobody(c, is_aborted)) {
+        co_end_step(c);
+        return;
+    }
     co_step_begin(c, CO_ABORT, "abort", co_due(c, COORD_END_MS), is_aborted, ask_abort,
                   aborted_over);
 }
@@ -308,6 +361,10 @@ static bool is_resumed(const struct co_member *m)
 
 void co_resume_step(struct xfer_coord *c)
 {
+    if (nobody(c, is_resumed)) {
+        co_abort_step(c);
+        return;
+    }
     co_step_begin(c, CO_RESUME, "resume", co_due(c, COORD_END_MS), is_resumed, ask_resume,
                   resumed_over);
 }
@@ -383,5 +440,8 @@ void co_commit_step(struct xfer_coord *c)
         co_run_finish(c, FL_CANCELLED, &c->why);
         return;
     }
-    co_step_begin(c, CO_COMMIT, "commit", commit_due(c), is_staged, ask_commit, committed_over);
+    if (nobody(c, is_staged))
+        co_resume_step(c); /* they have committed by themselves */
+    else
+        co_step_begin(c, CO_COMMIT, "commit", commit_due(c), is_staged, ask_commit, committed_over);
 }

@@ -27,12 +27,20 @@ static struct co_tensor *tensor_of(struct xfer_coord *c, const char *name)
     return at;
 }
 
+static void forget_held(struct xfer_coord *c)
+{
+    free(c->held);
+    c->held = NULL;
+    c->n_held = 0;
+}
+
 /* The names of all givers' tensors, sorted, each once. They are borrowed from the manifests. */
 static enum fl_status list_tensors(struct xfer_coord *c, bool (*who)(const struct co_member *m),
                                    struct fl_err *err)
 {
     size_t n = 0, kept = 0;
 
+    forget_held(c); /* it points into the list */
     free(c->tensors);
     c->tensors = NULL;
     c->n_tensors = 0;
@@ -66,15 +74,6 @@ static bool is_source(const struct co_member *m)
     return m->source && !m->gone && m->fresh;
 }
 
-/* A piece of a source, to be counted once among its replicas. */
-struct held {
-    uint32_t tensor;
-    uint64_t box;
-    size_t order;
-    const struct co_member *m;
-    uint32_t piece;
-};
-
 static uint64_t box_hash(const struct xfer_tensor *t, const struct xfer_box *b)
 {
     uint64_t words[2 * FL_DIMS];
@@ -86,7 +85,7 @@ static uint64_t box_hash(const struct xfer_tensor *t, const struct xfer_box *b)
 
 static int by_box(const void *a, const void *b)
 {
-    const struct held *x = a, *y = b;
+    const struct co_held *x = a, *y = b;
 
     if (x->tensor != y->tensor)
         return x->tensor < y->tensor ? -1 : 1;
@@ -95,7 +94,12 @@ static int by_box(const void *a, const void *b)
     return x->order < y->order ? -1 : x->order > y->order;
 }
 
-static size_t hold_all(struct xfer_coord *c, struct held *out)
+static bool same_box(const struct co_held *a, const struct co_held *b)
+{
+    return a && a->tensor == b->tensor && a->box == b->box;
+}
+
+static size_t hold_all(struct xfer_coord *c, struct co_held *out)
 {
     size_t n = 0;
 
@@ -105,61 +109,104 @@ static size_t hold_all(struct xfer_coord *c, struct held *out)
             const struct xfer_tensor *t = &m->manifest->tensors[p->tensor];
 
             if (out)
-                out[n] = (struct held){ (uint32_t)(tensor_of(c, t->name) - c->tensors),
-                                        box_hash(t, &p->box), n, m, (uint32_t)i };
+                out[n] = (struct co_held){ (uint32_t)(tensor_of(c, t->name) - c->tensors),
+                                           box_hash(t, &p->box), n, m, (uint32_t)i };
         }
     return n;
 }
 
-/* Each box once; replicas of it must have the same digest. Sorted, so that hundreds of ranks with
- * thousands of pieces each cost a sort and not a comparison of each with each. */
-static enum fl_status add_sources(struct xfer_coord *c, uint64_t *bytes, struct fl_err *err)
+/* Each tensor's boxes, each counted once, have all of its bytes. */
+static enum fl_status check_cover(struct xfer_coord *c, struct fl_err *err)
 {
-    size_t n = hold_all(c, NULL);
-    struct held *all = calloc(n + 1, sizeof(*all));
-    const struct held *first = NULL;
-    enum fl_status st = FL_OK;
+    for (size_t i = 0, end; i < c->n_held; i = end) {
+        const struct co_held *h = &c->held[i];
+        const struct xfer_tensor *t =
+            &h->m->manifest->tensors[h->m->manifest->pieces[h->piece].tensor];
+        uint64_t bytes = 0;
 
-    if (!all)
+        for (end = i; end < c->n_held && c->held[end].tensor == h->tensor; end++)
+            if (end == i || !same_box(&c->held[end - 1], &c->held[end]))
+                bytes +=
+                    xfer_box_bytes(t, &c->held[end].m->manifest->pieces[c->held[end].piece].box);
+        if (bytes != xfer_tensor_bytes(t))
+            return fl_fail(err, FL_INVALID,
+                           "the sources' pieces of %s have %" PRIu64
+                           " bytes together, the tensor has %" PRIu64
+                           ": boxes of two ranks must be the same or apart",
+                           t->name, bytes, xfer_tensor_bytes(t));
+    }
+    return FL_OK;
+}
+
+static void sources_key(const struct xfer_coord *c, uint64_t out[2])
+{
+    XXH3_state_t x;
+
+    XXH3_128bits_reset(&x);
+    for (const struct co_member *m = c->members; m; m = m->next) {
+        const void *at[2] = { m, m->manifest };
+
+        if (!is_source(m))
+            continue;
+        XXH3_128bits_update(&x, at, sizeof(at));
+        XXH3_128bits_update(&x, &m->me.who.attempt, sizeof(m->me.who.attempt));
+        XXH3_128bits_update(&x, m->manifest->hash, sizeof(m->manifest->hash));
+    }
+    XXH128_hash_t h = XXH3_128bits_digest(&x);
+
+    out[0] = h.low64;
+    out[1] = h.high64;
+}
+
+/* All pieces, sorted, so that hundreds of ranks with thousands of pieces each cost a sort and not a
+ * comparison of each with each; and that once, not for every version. */
+static enum fl_status list_held(struct xfer_coord *c, struct fl_err *err)
+{
+    uint64_t key[2];
+    size_t n = hold_all(c, NULL);
+
+    sources_key(c, key);
+    if (c->held && c->sources_key[0] == key[0] && c->sources_key[1] == key[1]) {
+        for (size_t i = 0; i < c->n_tensors; i++)
+            memset(c->tensors[i].digest, 0, sizeof(c->tensors[i].digest));
+        return FL_OK;
+    }
+    FL_TRY(list_tensors(c, is_source, err));
+    c->held = calloc(n + 1, sizeof(*c->held));
+    if (!c->held)
         return fl_fail(err, FL_EXHAUSTED, "no memory for the %zu pieces of the sources", n);
-    hold_all(c, all);
-    qsort(all, n, sizeof(*all), by_box);
-    for (const struct held *h = all; h < all + n && st == FL_OK; h++) {
-        const struct xfer_piece *p = &h->m->manifest->pieces[h->piece];
-        const struct xfer_tensor *t = &h->m->manifest->tensors[p->tensor];
+    c->n_held = hold_all(c, c->held);
+    qsort(c->held, n, sizeof(*c->held), by_box);
+    enum fl_status st = check_cover(c, err);
+
+    if (st != FL_OK) {
+        forget_held(c);
+        return st;
+    }
+    memcpy(c->sources_key, key, sizeof(key));
+    return FL_OK;
+}
+
+/* Each box once; replicas of it must have the same digest. */
+static enum fl_status add_sources(struct xfer_coord *c, struct fl_err *err)
+{
+    const struct co_held *first = NULL;
+
+    for (const struct co_held *h = c->held; h < c->held + c->n_held; h++) {
         const uint64_t *digest = h->m->digests[h->piece];
 
-        if (first && first->tensor == h->tensor && first->box == h->box) {
+        if (same_box(first, h)) {
             if (memcmp(first->m->digests[first->piece], digest, sizeof(h->m->digests[0])) != 0)
-                st = fl_fail(err, FL_CORRUPT,
-                             "%s and %s hold different bytes of %s in version %" PRIu64,
-                             first->m->me.name, h->m->me.name, t->name, h->m->st.published);
+                return fl_fail(err, FL_CORRUPT,
+                               "%s and %s hold different bytes of %s in version %" PRIu64,
+                               first->m->me.name, h->m->me.name, c->tensors[h->tensor].name,
+                               h->m->st.published);
             continue;
         }
         first = h;
         c->tensors[h->tensor].digest[0] += digest[0];
         c->tensors[h->tensor].digest[1] += digest[1];
-        bytes[h->tensor] += xfer_box_bytes(t, &p->box);
     }
-    free(all);
-    return st;
-}
-
-static enum fl_status check_cover(const struct xfer_coord *c, const uint64_t *bytes,
-                                  struct fl_err *err)
-{
-    for (const struct co_member *m = c->members; m; m = m->next)
-        for (size_t i = 0; is_source(m) && i < m->manifest->n_tensors; i++) {
-            const struct xfer_tensor *t = &m->manifest->tensors[i];
-            const struct co_tensor *ct = tensor_of((struct xfer_coord *)(uintptr_t)c, t->name);
-
-            if (bytes[ct - c->tensors] != xfer_tensor_bytes(t))
-                return fl_fail(err, FL_INVALID,
-                               "the sources' pieces of %s have %" PRIu64
-                               " bytes together, the tensor has %" PRIu64
-                               ": boxes of two ranks must be the same or apart",
-                               t->name, bytes[ct - c->tensors], xfer_tensor_bytes(t));
-        }
     return FL_OK;
 }
 
@@ -167,8 +214,6 @@ static enum fl_status check_cover(const struct xfer_coord *c, const uint64_t *by
 static enum fl_status published(struct xfer_coord *c, struct xfer_version *out, struct fl_err *err)
 {
     const struct co_member *first = NULL;
-    uint64_t *bytes;
-    enum fl_status st = FL_OK;
 
     for (const struct co_member *m = c->members; m; m = m->next) {
         if (!is_source(m))
@@ -183,17 +228,10 @@ static enum fl_status published(struct xfer_coord *c, struct xfer_version *out, 
     }
     if (!first)
         return fl_fail(err, FL_AGAIN, "no source of \"%s\" is there", c->set);
-    FL_TRY(list_tensors(c, is_source, err));
-    bytes = calloc(c->n_tensors + 1, sizeof(*bytes));
-    if (!bytes)
-        return fl_fail(err, FL_EXHAUSTED, "no memory for %zu tensors", c->n_tensors);
-    st = add_sources(c, bytes, err);
-    if (st == FL_OK)
-        st = check_cover(c, bytes, err);
-    free(bytes);
-    if (st == FL_OK)
-        fold_version(c, first->st.published, out);
-    return st;
+    FL_TRY(list_held(c, err));
+    FL_TRY(add_sources(c, err));
+    fold_version(c, first->st.published, out);
+    return FL_OK;
 }
 
 /* ---- parties ---- */
@@ -499,6 +537,7 @@ static enum fl_status plan_again(struct xfer_coord *c, const struct xfer_plan_in
         return FL_OK;
     xfer_plan_destroy(c->plan);
     c->plan = NULL;
+    c->warm = false;
     FL_TRY(xfer_plan_make(in, &c->plan, err));
     c->question[0] = q.low64;
     c->question[1] = q.high64;

@@ -23,7 +23,11 @@ enum {
     COORD_AGAIN_MS = 20
 };
 enum co_phase { CO_OUT, CO_TAKES, CO_ALL_IN, CO_STAGED, CO_COMMITTED, CO_FAILED };
-struct co_ticket { uint8_t bytes[256]; bool later; };
+struct co_ticket {
+    uint8_t bytes[256];
+    bool later;
+    uint32_t serial; /* of the line; 0: not said */
+};
 struct co_member;
 typedef void (*co_ask)(struct co_member *m);
 typedef void (*co_heard)(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
@@ -52,6 +56,8 @@ struct co_member {
     unsigned muster_at;
     bool mustered;
     bool not_now; /* BEGIN was answered so: the phase says why */
+    bool has_part; /* told_part: what it was sent of a plan; it may still have it */
+    uint64_t told_part[2];
     /* this run */
     bool gives;
     enum co_phase phase;
@@ -71,6 +77,13 @@ struct co_tensor { /* of the target version */
     const char *name;
     uint64_t digest[2];
 };
+struct co_held { /* a piece of a source; sorted, so that replicas of one box lie side by side */
+    uint32_t tensor;
+    uint64_t box;
+    size_t order;
+    const struct co_member *m;
+    uint32_t piece;
+};
 enum co_step { CO_IDLE, CO_RECONCILE, CO_GIVE, CO_STAGE, CO_COMMIT, CO_RESUME, CO_PROBE, CO_ABORT, CO_END, CO_OPEN, CO_GRANT };
 struct xfer_coord {
     struct fl_loop *loop;
@@ -89,8 +102,13 @@ struct xfer_coord {
     struct xfer_report rep;
     struct xfer_plan *plan; /* of the last epoch, and what was asked then */
     uint64_t question[2];
+    bool warm; /* every member did its part of this plan in the last epoch: lines are open, tickets known */
+    struct fl_err give_why; /* of the giver that refused */
     struct xfer_version target;
     struct co_tensor *tensors; /* sorted by name */
+    struct co_held *held; /* of all sources, while their manifests are those of sources_key */
+    size_t n_held;
+    uint64_t sources_key[2];
     size_t last_tensor; /* the one that was looked up last */
     size_t n_tensors;
     uint64_t (*expect)[2];     /* by the plan's tensors */
@@ -98,6 +116,7 @@ struct xfer_coord {
     enum fl_status outcome;
     struct fl_err why;
     uint64_t step_ns, run_ns;
+    struct fl_timer wake; /* shortly before the bytes are predicted to be there */
     /* begin() of a source, between runs */
     struct co_member *granting;
     struct xfer_request next_req; /* came while granting */
@@ -147,6 +166,8 @@ struct co_begin {
 /* FL_EXHAUSTED: no memory, or a giver's ticket is missing. co_begin_free() in any case. */
 enum fl_status co_begin_make(struct xfer_coord *c, struct co_member *m, struct co_begin *b, struct fl_err *err);
 void co_begin_free(struct co_begin *b);
+/* The answer to a begin. True: it lacks the part that it was to have kept, and is to be asked again. */
+bool co_begun(struct co_member *m, enum fl_status st);
 enum fl_status co_note_begun(struct co_member *m, const struct wire_msg *reply, struct fl_err *err);
 /* coord_run.c */
 void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r);

@@ -1,5 +1,8 @@
 /* transport/xfer/coord_run.c - the first half of an epoch: RECONCILE, PLAN, GIVE, STAGE
  *
+ * GIVE comes before STAGE because takers need the givers' tickets. When everyone did the same plan
+ * in the epoch before they are known, and both are one step.
+ *
  * Each is one question to some members and one muster. A call that came back FL_UNREACHABLE is
  * asked again until the step's deadline: every message is answered from the state, so a repeat
  * changes nothing. */
@@ -10,13 +13,15 @@
 #include "common/base/str.h"
 #include "common/proto/methods.h"
 #include "transport/xfer/coord_priv.h"
+#include "transport/xfer/port_priv.h"
 
 /* ---- STAGE: begin, then wait, until each rank has verified or failed ---- */
 
 static void ask_wait(struct co_member *m);
 
-/* A fill that cannot be now is tried again later, as a whole. Held until its deadline it would keep a begin from
- * being granted, and what the engine waits for (its weights' memory back) may come after that begin. */
+/* A fill that cannot be now is tried again later, as a whole. Held until its deadline it would keep
+ * a begin from being granted, and what the engine waits for (its weights' memory back) may come
+ * after that begin. */
 static bool fills(const struct xfer_coord *c)
 {
     return c->req.kind == XFER_FILL;
@@ -137,6 +142,10 @@ static void heard_state(struct co_member *m, enum fl_status st, const struct wir
 {
     struct fl_err err = why ? *why : (struct fl_err){ 0 };
 
+    if (m->ask != ask_wait && co_begun(m, st)) {
+        m->ask(m);
+        return;
+    }
     if (st == FL_UNREACHABLE || (st == FL_AGAIN && (m->ask == ask_wait || !fills(m->c)))) {
         if (m->ask == ask_wait)
             fl_muster_at(m->c->muster, m->muster_at, "no answer; staging, bucket %u of %u before",
@@ -173,6 +182,13 @@ static void ask_wait(struct co_member *m)
 
 /* ---- BEGIN to a taker ---- */
 
+/* Nobody else takes, so nobody is to be waited for between VERIFIED and COMMIT. */
+static bool is_alone(const struct xfer_coord *c, const struct co_member *m)
+{
+    return c->n_takers == 1 && co_party_ranks(c, m->me.party) == 1 &&
+           (c->req.least_engines <= 1 + c->n_there);
+}
+
 static const struct co_member *giver_of(const struct xfer_coord *c)
 {
     for (const struct co_member *m = c->members; m; m = m->next)
@@ -196,11 +212,14 @@ static void ask_take(struct co_member *m)
     if (st == FL_OK && !blob)
         st = fl_fail(&err, FL_EXHAUSTED, "no memory to begin at %s", m->me.name);
     if (st == FL_OK) {
-        memcpy(blob, b.part, b.part_bytes);
+        if (b.part_bytes)
+            memcpy(blob, b.part, b.part_bytes);
         memcpy(blob + b.part_bytes, c->expect, digests);
         b.b.delta_dir = wrote ? (char *)(uintptr_t)wrote->delta_dir : NULL;
         b.b.has_hold = true;
         b.b.hold = co_party_ranks(c, m->me.party) > 1;
+        b.b.has_commit = true;
+        b.b.commit = is_alone(c, m);
         co_call(m, FL_XFER_BEGIN, &b.b.base, (struct fl_bytes){ blob, b.part_bytes + digests },
                 co_due(c, COORD_END_MS), heard_state);
     }
@@ -235,13 +254,19 @@ static unsigned parties_live(const struct xfer_coord *c)
     return n;
 }
 
-/* A one-slot engine has flipped by itself when it verified: there is no way back for it. */
-static bool any_committed(const struct xfer_coord *c)
+/* An engine of one slot, or one that was alone, has flipped by itself when it verified: there is no
+ * way back for it, and nothing to tell it. */
+static bool note_committed(struct xfer_coord *c)
 {
-    for (const struct co_member *m = c->members; m; m = m->next)
-        if (!m->source && m->phase == CO_STAGED && m->st.state == RX_SERVING)
-            return true;
-    return false;
+    bool any = false;
+
+    for (struct co_member *m = c->members; m; m = m->next)
+        if (!m->source && m->phase == CO_STAGED && m->st.state == RX_SERVING) {
+            any = true;
+            if (co_party_ranks(c, m->me.party) == 1)
+                m->phase = CO_COMMITTED;
+        }
+    return any;
 }
 
 /* All that were asked have staged, but some did not even report. */
@@ -261,6 +286,7 @@ static void staged_over(void *arg, enum fl_status st, const struct fl_err *err)
     struct xfer_coord *c = arg;
     unsigned staged = parties_staged(c), live = parties_live(c);
     unsigned least = c->req.least_engines ? c->req.least_engines : live + c->n_there;
+    bool committed = note_committed(c);
 
     c->rep.move_ns = fl_loop_now_ns(c->loop) - c->step_ns;
     for (struct co_member *m = c->members; m; m = m->next)
@@ -274,13 +300,16 @@ static void staged_over(void *arg, enum fl_status st, const struct fl_err *err)
     c->outcome = FL_OK;
     if (co_source_at_fault(c, &c->why)) {
         c->outcome = c->why.status;
+    } else if (c->give_why.status != FL_OK && !staged) {
+        c->why = c->give_why;
+        c->outcome = c->why.status;
     } else if (staged + c->n_there < least || (live == 0 && c->n_takers > 0)) {
         c->outcome = st != FL_OK ? st : FL_UNREACHABLE;
         c->why = *err;
         if (st == FL_OK)
             few_staged(c, staged + c->n_there, least);
     }
-    if (c->outcome == FL_OK || any_committed(c))
+    if (c->outcome == FL_OK || committed)
         co_commit_step(c);
     else
         co_abort_step(c);
@@ -298,11 +327,30 @@ static void stage_step(struct xfer_coord *c)
 
 /* ---- GIVE: sources first, so that tickets are there ---- */
 
+/* In one step with STAGE: who takes from it would wait for what does not come. */
+static void give_refused(struct co_member *giver, enum fl_status st, const struct fl_err *err)
+{
+    struct xfer_coord *c = giver->c;
+
+    fl_fail(&c->give_why, st, "begin at the source: %s: %s", giver->me.name, err->text);
+    for (struct co_member *m = c->members; m; m = m->next) {
+        if (m->source || (m->phase != CO_TAKES && m->phase != CO_ALL_IN))
+            continue;
+        co_quiet(m);
+        co_failed(m, st, &c->give_why, "begin");
+        co_in(m, st, &m->why);
+    }
+}
+
 static void heard_give(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
                        const struct fl_err *why)
 {
     struct fl_err err = why ? *why : (struct fl_err){ 0 };
 
+    if (co_begun(m, st)) {
+        m->ask(m);
+        return;
+    }
     if (st == FL_UNREACHABLE || (st == FL_AGAIN && !fills(m->c))) {
         fl_muster_at(m->c->muster, m->muster_at, "%s", err.text);
         co_again(m, m->ask);
@@ -310,6 +358,8 @@ static void heard_give(struct co_member *m, enum fl_status st, const struct wire
     }
     if (st == FL_OK)
         st = co_note_begun(m, reply, &err);
+    if (st != FL_OK && m->c->step == CO_STAGE)
+        give_refused(m, st, &err);
     co_in(m, st, &err);
 }
 
@@ -353,6 +403,49 @@ static bool is_asked_to_give(const struct co_member *m)
     return m->gives;
 }
 
+/* ---- both in one ---- */
+
+static void ask_begin(struct co_member *m)
+{
+    if (m->gives)
+        ask_give(m);
+    else
+        ask_take(m);
+}
+
+static bool gives_or_takes(const struct co_member *m)
+{
+    return m->gives || is_taker(m);
+}
+
+/* Tickets of those who pull are no more than the way to the giver; where both sides act the line is
+ * made anew when one of them has dropped it. */
+static bool all_pull(const struct xfer_coord *c)
+{
+    for (size_t i = 0; i < c->plan->n_edges; i++) {
+        uint32_t link = c->plan->edges[i].link;
+
+        if (c->plan->mode != XFER_SHARE &&
+            (link == XFER_LINK_DISK ||
+             !((c->o.links ? c->o.links[link] : link_table[link])->caps & LINK_PULL)))
+            return false;
+    }
+    return c->plan->mode != XFER_DISK_DELTA;
+}
+
+static void begin_step(struct xfer_coord *c)
+{
+    uint64_t ns = c->plan->predicted_ns;
+
+    if (ns > XFER_AWAKE_NS / 2)
+        fl_timer_arm(c->loop, &c->wake, fl_loop_now_ns(c->loop) + ns - ns / 16 - XFER_AWAKE_NS / 8);
+    if (c->warm && all_pull(c))
+        co_step_begin(c, CO_STAGE, "stage", c->req.due_ns, gives_or_takes, ask_begin, staged_over);
+    else
+        co_step_begin(c, CO_GIVE, "begin at the source", c->req.due_ns, is_asked_to_give, ask_give,
+                      given_over);
+}
+
 /* ---- RECONCILE and PLAN ---- */
 
 /* Those that lack the version are all late, or refused: the first of them says why. */
@@ -362,8 +455,9 @@ static void none_reported(struct xfer_coord *c)
 
     while (m && (m->source || m->phase != CO_FAILED))
         m = m->next;
-    c->outcome = fl_fail(&c->why, FL_TIMEOUT, "no engine that lacks version %" PRIu64 " has reported%s%s",
-                         c->target.number, m ? ": " : "", m ? m->why.text : "");
+    c->outcome =
+        fl_fail(&c->why, FL_TIMEOUT, "no engine that lacks version %" PRIu64 " has reported%s%s",
+                c->target.number, m ? ": " : "", m ? m->why.text : "");
 }
 
 static void planned(struct xfer_coord *c)
@@ -399,8 +493,7 @@ static void planned(struct xfer_coord *c)
              c->set, c->epoch.attempt, c->epoch.seq, c->target.number,
              xfer_mode_name(c->plan->mode), c->plan->slots == XFER_ONE_SLOT ? 1 : 2,
              c->plan->n_edges, c->plan->n_buckets, c->plan->bytes, c->plan->predicted_ns / 1000000);
-    co_step_begin(c, CO_GIVE, "begin at the source", c->req.due_ns, is_asked_to_give, ask_give,
-                  given_over);
+    begin_step(c);
 }
 
 static void reconciled_over(void *arg, enum fl_status st, const struct fl_err *err)
@@ -421,6 +514,17 @@ static void reconciled_over(void *arg, enum fl_status st, const struct fl_err *e
     planned(c);
 }
 
+/* The answers are about to come: whoever has to act on them should not have to be woken. */
+static void on_wake(struct fl_timer *t, uint64_t now_ns)
+{
+    struct xfer_coord *c = container_of(t, struct xfer_coord, wake);
+
+    (void)now_ns;
+    for (const struct co_member *m = c->members; m; m = m->next)
+        if (m->gives)
+            port_awake(c->loop, &m->st.place);
+}
+
 void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r)
 {
     uint64_t now = fl_loop_now_ns(c->loop);
@@ -431,9 +535,10 @@ void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct x
     c->rep = (struct xfer_report){ .mode = req->mode };
     c->target = (struct xfer_version){ 0 };
     c->outcome = FL_OK;
-    c->why = (struct fl_err){ 0 };
+    c->why = c->give_why = (struct fl_err){ 0 };
     c->n_takers = c->n_there = 0;
     c->run_ns = now;
+    c->wake.fire = on_wake;
     co_reconcile(
         c, now + (half < COORD_RECONCILE_MS * 1000000ull ? half : COORD_RECONCILE_MS * 1000000ull),
         reconciled_over);

@@ -279,6 +279,7 @@ bool give_busy(const struct give *g)
 void give_fini(struct give *g)
 {
     edges_free(g);
+    xfer_plan_destroy(g->known);
     for (size_t i = 0; i < GIVE_LINES_KEPT; i++)
         line_destroy(g->kept[i]);
 }
@@ -395,6 +396,8 @@ static void edge_ticket(struct give_edge *ge, uint32_t edge, Fl__XferTicket *t,
     t->ticket = (ProtobufCBinaryData){ sizeof(ln->ticket), (uint8_t *)(uintptr_t)ln->ticket };
     t->has_later = true;
     t->later = ge->ahead != NULL;
+    t->has_serial = ge->line != NULL;
+    t->serial = ge->line ? (uint32_t)ge->line->serial : 0;
     list[(*n)++] = t;
 }
 
@@ -435,6 +438,23 @@ void give_written(struct give *g, enum fl_status st, const char *dir, const stru
     give_settle(g);
 }
 
+static enum fl_status read_part(struct give *g, const Fl__XferBegin *b, const struct wire_msg *m,
+                                const uint64_t hash[2], struct fl_err *err)
+{
+    if (!b->part_kept) {
+        FL_TRY(xfer_part_decode(m->blob, m->head.blob_bytes, hash, &g->part, err));
+        xfer_plan_destroy(g->known);
+        g->known = xfer_plan_keep(g->part);
+        memcpy(g->known_hash, hash, sizeof(g->known_hash));
+        return FL_OK;
+    }
+    if (FL_FAULT("xfer.part") || !g->known || g->known_hash[0] != hash[0] ||
+        g->known_hash[1] != hash[1])
+        return fl_fail(err, FL_NOT_FOUND, "%s does not have that part of the plan", g->name);
+    g->part = xfer_plan_keep(g->known);
+    return FL_OK;
+}
+
 static enum fl_status begin_check(struct give *g, const Fl__XferBegin *b, const struct wire_msg *m,
                                   struct fl_err *err)
 {
@@ -458,7 +478,7 @@ static enum fl_status begin_check(struct give *g, const Fl__XferBegin *b, const 
         return fl_fail(err, FL_CORRUPT, "a begin without target or hashes");
     want = msg_read_version(b->target);
     FL_TRY(g->user->slot(g->arg, &want, &g->slot, err));
-    FL_TRY(xfer_part_decode(m->blob, m->head.blob_bytes, part_hash, &g->part, err));
+    FL_TRY(read_part(g, b, m, part_hash, err));
     g->version = want;
     g->mode = (enum xfer_mode)b->mode;
     return FL_OK;

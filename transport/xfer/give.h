@@ -35,7 +35,8 @@ struct give {
     enum xfer_mode mode;
     struct xfer_version version;
     struct give_slot slot;
-    struct xfer_plan *part;
+    struct xfer_plan *part, *known; /* known: the last one, for an epoch that has the same */
+    uint64_t known_hash[2];
     struct give_edge *edges;
     size_t n_edges;
     struct line *kept[GIVE_LINES_KEPT];

@@ -12,6 +12,8 @@ static enum fl_status asked_now(const struct give *g, const Fl__XferEpoch *epoch
     struct xfer_epoch e = msg_read_epoch(epoch);
     uint64_t hash[2];
 
+    if (xfer_epoch_cmp(&e, &g->epoch) > 0) /* its begin is on the way to us too */
+        return fl_fail(err, FL_AGAIN, "epoch %u.%u has not begun at %s", e.attempt, e.seq, g->name);
     if (!g->active || g->ending || xfer_epoch_cmp(&e, &g->epoch) != 0)
         return fl_fail(err, FL_STALE, "%s does not give in epoch %u.%u", g->name, e.attempt, e.seq);
     if (!msg_read_hash(plan, hash) || hash[0] != g->plan[0] || hash[1] != g->plan[1])
@@ -26,7 +28,7 @@ static enum fl_status asked_now(const struct give *g, const Fl__XferEpoch *epoch
 /* Memory and line together: a key is good as long as the line that made it, and so is a mapping. */
 static uint64_t key_id(const struct give *g, const struct line *ln, uint32_t mem)
 {
-    return ln->serial << 32 | (uint64_t)g->slot.gen << 16 | mem;
+    return msg_key_id((uint32_t)ln->serial, g->slot.gen, mem);
 }
 
 static void key_reply(struct give *g, struct call_req *req, const struct line *ln, uint32_t mem,

@@ -205,8 +205,9 @@ static void fill_source(Fl__XferReport *r, const struct xfer_state *s)
 {
     r->has_published = s->has_published;
     r->published = s->published;
-    r->has_slot = r->has_writing = r->has_n_slots = true;
+    r->has_slot = r->has_slot_gen = r->has_writing = r->has_n_slots = true;
     r->slot = s->slot;
+    r->slot_gen = s->slot_gen;
     r->writing = s->writing;
     r->n_slots = s->n_slots;
     r->has_wants = r->has_wants_slot = r->has_asked = r->has_wants_ms = s->wants;
@@ -291,6 +292,7 @@ enum fl_status msg_read_state(const struct wire_msg *m, struct xfer_state *out, 
         .published = r->published,
         .writing = r->writing,
         .slot = r->slot,
+        .slot_gen = r->slot_gen,
         .n_slots = r->n_slots,
         .wants = r->has_wants,
         .wants_number = r->wants,

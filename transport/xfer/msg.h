@@ -11,7 +11,7 @@ struct xfer_state { /* XferReport, decoded */
     bool source, offloaded, one_slot, held, maps, source_at_fault, all_in, has_manifest, has_place, has_serving;
     bool has_published, writing, wants;
     struct fl_seat_ref who, maps_who;
-    uint32_t party, maps_slot, buckets_in, buckets_all, slot, n_slots, wants_slot, wants_ms, n_bad_buckets,
+    uint32_t party, maps_slot, buckets_in, buckets_all, slot, slot_gen, n_slots, wants_slot, wants_ms, n_bad_buckets,
         n_bad_tensors;
     struct xfer_epoch seen;
     uint64_t manifest[2];
@@ -29,6 +29,11 @@ void msg_reply_state(struct call_req *req, const struct xfer_state *s, struct fl
 /* FL_CORRUPT: not a report, or its blob is shorter than it says. */
 enum fl_status msg_read_state(const struct wire_msg *m, struct xfer_state *out, struct fl_err *err);
 
+/* What a giver calls a memory of its own: gen of the slot, over one line. */
+static inline uint64_t msg_key_id(uint32_t serial, uint32_t gen, uint32_t mem)
+{
+    return (uint64_t)serial << 32 | (uint64_t)(uint16_t)gen << 16 | mem;
+}
 void msg_epoch(const struct xfer_epoch *e, Fl__XferEpoch *out);
 struct xfer_epoch msg_read_epoch(const Fl__XferEpoch *e);
 void msg_version(const struct xfer_version *v, Fl__XferVersion *out);

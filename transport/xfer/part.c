@@ -48,6 +48,10 @@ void xfer_plan_destroy(struct xfer_plan *p)
         return;
     struct plan_owned *o = container_of(p, struct plan_owned, p);
 
+    if (o->more) {
+        o->more--;
+        return;
+    }
     free(o->tensors);
     free(o->names);
     free(o->edges);
@@ -57,6 +61,12 @@ void xfer_plan_destroy(struct xfer_plan *p)
     free(o->to);
     free(o->part_hash);
     free(o);
+}
+
+struct xfer_plan *xfer_plan_keep(struct xfer_plan *p)
+{
+    container_of(p, struct plan_owned, p)->more++;
+    return p;
 }
 
 static bool edge_is_of(const struct xfer_plan *p, const struct xfer_edge *e, uint32_t member)

@@ -57,7 +57,8 @@ struct xfer_plan_in {
  * FL_EXHAUSTED    no room to stage; err says how much, and what one slot would give up */
 enum fl_status xfer_plan_make(const struct xfer_plan_in *in, struct xfer_plan **out,
                               struct fl_err *err);
-void xfer_plan_destroy(struct xfer_plan *p);
+void xfer_plan_destroy(struct xfer_plan *p); /* its memory goes with the last holder */
+struct xfer_plan *xfer_plan_keep(struct xfer_plan *p); /* one more holder, on the same thread */
 FL_AUTO_DEFINE(xfer_plan)
 
 /* The part of one member as it travels: its edges, buckets and segments, and the plan's table of tensors.

@@ -56,6 +56,7 @@ void plan_holders_fini(struct plan_holders *h);
 /* ---- a plan that owns its arrays ---- */
 struct plan_owned {
     struct xfer_plan p;
+    unsigned more; /* holders besides the first */
     struct xfer_tensor *tensors;
     char *names;
     struct xfer_edge *edges;

@@ -91,7 +91,7 @@ static void do_flip(struct xfer_sink *s)
 {
     s->flipping = true;
     if (!s->pause_from_ns)
-        s->pause_from_ns = fl_loop_now_ns(s->loop);
+        s->pause_from_ns = fl_clock_boot_ns(); /* the loop's stands within a turn */
     if ((s->hold || s->ops->show) && !s->paused) {
         s->pausing = true;
         s->ops->pause(s->arg, &s->paused_back);
@@ -110,7 +110,7 @@ static void on_flipped(struct fl_task *t)
     s->view = s->next;
     s->next = (struct sink_view){ .slot = -1 };
     s->serving = s->staged;
-    s->pause_ns = fl_loop_now_ns(s->loop) - s->pause_from_ns;
+    s->pause_ns = fl_clock_boot_ns() - s->pause_from_ns;
     s->pause_from_ns = 0;
     (void)sink_event(s, RX_FLIPPED, &s->rx.seen, NULL);
     if (old.slot >= 0 && old.slot != s->view.slot)
@@ -229,6 +229,8 @@ static void take_on_all_in(void *arg, bool whole)
     }
     if (whole)
         (void)sink_event(s, RX_COMPLETE, &s->rx.seen, NULL);
+    if (s->at_once && s->rx.state == RX_VERIFIED) /* the coordinator has said so in its begin */
+        (void)sink_event(s, RX_COMMIT, &s->rx.seen, NULL);
     sink_lease(s);
     sink_answer(s);
 }
@@ -353,6 +355,7 @@ const struct link_mem *xfer_sink_data(const struct xfer_sink *s, struct xfer_ver
 
 static void sink_free(struct xfer_sink *s)
 {
+    xfer_plan_destroy(s->part);
     free(s->want);
     free(s->image);
     free(s->local_dir);

@@ -44,9 +44,11 @@ struct xfer_sink {
     struct xfer_version serving, staged;
     uint64_t (*digests)[2]; /* of each tensor of the manifest, of what serves */
     int stage_slot;
+    struct xfer_plan *part; /* the last one that was checked: the next epoch mostly has the same */
+    uint64_t part_hash[2];
     struct take *take; /* running, verified, or the ledger of a dirty slot */
     struct reaches reaches;
-    bool all_in, offloaded, paused, pausing, flipping, hold, held, open, begin_after_pause;
+    bool all_in, offloaded, paused, pausing, flipping, hold, held, open, begin_after_pause, at_once;
     struct take_bad bad;
     uint64_t bytes, other_bytes, verify_ns, pause_from_ns, pause_ns;
     uint32_t buckets_in, buckets_all, lease_ms;

@@ -185,6 +185,9 @@ static enum fl_status read_team(struct xfer_sink *s, const Fl__XferTeam *t, stru
                                .self = t->self,
                                .giver_edge = t->giver_edge,
                                .later = t->later,
+                               .has_key = t->has_key && t->has_key_slot,
+                               .key = t->key,
+                               .key_slot = t->key_slot,
                                .places = calloc(n, sizeof(*out->places)),
                                .members = calloc(n, sizeof(*out->members)) };
     if (!out->places || !out->members)
@@ -218,19 +221,39 @@ static enum fl_status read_teams(struct xfer_sink *s, const Fl__XferBegin *b, st
     return FL_OK;
 }
 
+/* What was decoded and checked once is good as long as its hash is the same. */
+static enum fl_status read_part(struct xfer_sink *s, const Fl__XferBegin *b,
+                                const struct wire_msg *m, struct take_opts *o, struct fl_err *err)
+{
+    uint64_t hash[2];
+
+    if (!msg_read_hash(b->part, hash) || b->part_bytes > m->head.blob_bytes)
+        return fl_fail(err, FL_CORRUPT, "a begin without a part of the plan");
+    if (b->part_kept) {
+        if (FL_FAULT("xfer.part") || !s->part || s->part_hash[0] != hash[0] ||
+            s->part_hash[1] != hash[1])
+            return fl_fail(err, FL_NOT_FOUND, "%s does not have that part of the plan", s->me.name);
+        o->part = xfer_plan_keep(s->part);
+        return FL_OK;
+    }
+    FL_TRY(xfer_part_decode(m->blob, b->part_bytes, hash, &o->part, err));
+    FL_TRY(xfer_part_check(o->part, b->member, s->want, err));
+    xfer_plan_destroy(s->part);
+    s->part = xfer_plan_keep(o->part);
+    memcpy(s->part_hash, hash, sizeof(hash));
+    return FL_OK;
+}
+
 /* Everything that a peer could have got wrong, before anything has changed here. */
 static enum fl_status begin_read(struct xfer_sink *s, const Fl__XferBegin *b,
                                  const struct wire_msg *m, struct take_opts *o, struct fl_err *err)
 {
-    uint64_t part_hash[2];
     size_t digest_bytes;
 
-    if (!msg_read_hash(b->plan, o->plan) || !msg_read_hash(b->part, part_hash) || !b->target ||
-        b->part_bytes > m->head.blob_bytes)
+    if (!msg_read_hash(b->plan, o->plan) || !b->target)
         return fl_fail(err, FL_CORRUPT, "a begin without target or hashes");
     o->target = msg_read_version(b->target);
-    FL_TRY(xfer_part_decode(m->blob, b->part_bytes, part_hash, &o->part, err));
-    FL_TRY(xfer_part_check(o->part, b->member, s->want, err));
+    FL_TRY(read_part(s, b, m, o, err));
     if (o->part->mode == XFER_SHARE && (o->part->n_edges != 1 || o->part->n_buckets == 0))
         return fl_fail(err, FL_INVALID, "pages of %zu sources cannot be served from as one",
                        o->part->n_edges);
@@ -329,6 +352,7 @@ static void begin_now(struct xfer_sink *s, const Fl__XferBegin *b, enum rx_act a
 
     s->open = !take;
     s->hold = b->hold;
+    s->at_once = b->commit && !b->hold;
     s->lease_ms = b->lease_ms;
     s->bad = (struct take_bad){ 0 };
     s->bytes = s->other_bytes = s->verify_ns = s->pause_ns = 0;
@@ -347,7 +371,7 @@ static void begin_now(struct xfer_sink *s, const Fl__XferBegin *b, enum rx_act a
     if (serves) {
         s->serving = (struct xfer_version){ 0 };
         s->pausing = s->begin_after_pause = true;
-        s->pause_from_ns = fl_loop_now_ns(s->loop);
+        s->pause_from_ns = fl_clock_boot_ns();
         s->ops->pause(s->arg, &s->paused_back);
     } else if (take && !s->pausing) {
         take_start(take);

@@ -122,6 +122,12 @@ static void begin_on_late(struct fl_timer *t, uint64_t now_ns)
     refuse(s, &err);
 }
 
+/* The slots' memories stay as long as the source. */
+static uint32_t slot_gen(unsigned slot)
+{
+    return slot + 1;
+}
+
 static void state_of(const struct xfer_source *s, struct xfer_state *out)
 {
     uint64_t now = fl_loop_now_ns(s->loop);
@@ -138,6 +144,7 @@ static void state_of(const struct xfer_source *s, struct xfer_state *out)
                                 .has_published = s->has_published && s->state != SRC_DIGESTING,
                                 .published = s->published,
                                 .slot = s->has_published ? s->published_slot : s->slot,
+                                .slot_gen = slot_gen(s->published_slot),
                                 .writing = s->state == SRC_WRITING || s->state == SRC_DIGESTING,
                                 .n_slots = s->n_slots,
                                 .wants = s->state == SRC_ASKING,
@@ -357,7 +364,7 @@ static enum fl_status give_slot_of(void *arg, const struct xfer_version *want,
     s->was_read = true;
     *out = (struct give_slot){ .mems = s->mems[s->published_slot],
                                .index = s->published_slot,
-                               .gen = (uint16_t)(s->published_slot + 1),
+                               .gen = (uint16_t)slot_gen(s->published_slot),
                                .number = s->published };
     return FL_OK;
 }

@@ -43,6 +43,9 @@ struct take_team { /* of one edge of the part */
     unsigned n, self;
     uint32_t giver_edge;
     bool later; /* the link is for later epochs, see XferTeam */
+    bool has_key; /* key: the id of the giver's memory 0, in its slot key_slot */
+    uint64_t key;
+    uint32_t key_slot;
     uint8_t ticket[256];
 };
 struct take_bad { /* what did not agree */

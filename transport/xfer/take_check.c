@@ -22,7 +22,7 @@ uint64_t take_verify_ns(const struct take *t)
 
 static void verified(struct take *t)
 {
-    t->verify_ns += fl_loop_now_ns(t->o.port->loop) - t->verify_from_ns;
+    t->verify_ns += fl_clock_boot_ns() - t->verify_from_ns;
 }
 
 static void say_bad(struct take *t, enum fl_status st, const char *what)
@@ -318,7 +318,7 @@ static void equal_done(struct fl_work *w, enum fl_status st)
 
 void take_compare(struct take *t)
 {
-    t->verify_from_ns = fl_loop_now_ns(t->o.port->loop);
+    t->verify_from_ns = fl_clock_boot_ns(); /* the loop's stands within a turn */
     if (t->o.check_equal) {
         t->equal = (struct fl_work){ .work = equal_work, .done = equal_done };
         t->in_work++;
@@ -336,7 +336,7 @@ void take_verdict(struct take *t, const uint32_t *bad_tensors, size_t n)
 {
     if (t->over || t->aborting)
         return;
-    t->verify_from_ns = fl_loop_now_ns(t->o.port->loop);
+    t->verify_from_ns = fl_clock_boot_ns();
     t->verdict_given = true;
     for (size_t i = 0; i < n; i++)
         if (bad_tensors[i] < t->o.part->n_tensors)

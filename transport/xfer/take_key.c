@@ -9,12 +9,19 @@
 enum { KEY_MS = 10000 }; /* a giver that holds still answers at once */
 enum { KEY_PARTS = 64 }; /* 4,096 chunks: 1 TiB */
 
-const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem)
+static struct reach_mem *mapped(const struct take_edge *te, uint64_t id)
 {
     for (struct reach_mem *m = te->reach->mems; m; m = m->next)
-        if (m->id == te->slot_id + mem && fl_seat_ref_same(&m->who, &te->team->members[0].who))
-            return &m->mem;
+        if (m->id == id && fl_seat_ref_same(&m->who, &te->team->members[0].who))
+            return m;
     return NULL;
+}
+
+const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem)
+{
+    struct reach_mem *m = mapped(te, te->slot_id + mem);
+
+    return m ? &m->mem : NULL;
 }
 
 /* The first memory of the giver, from that one on, of which the edge reads; NO_MEM: none. */
@@ -200,11 +207,27 @@ static void share_done(struct take_edge *te)
         take_bucket_in(te, te->e->first_bucket + i);
 }
 
+/* The begin said what it is called, and it is mapped since an earlier epoch: nothing to ask. */
+static bool known_key(struct take_edge *te)
+{
+    struct reach_mem *m = te->team->has_key && !te->rescued && !te->part
+                              ? mapped(te, te->team->key + te->next_parcel)
+                              : NULL;
+
+    if (!m || m->passing)
+        return false;
+    te->slot_id = te->team->key;
+    te->giver_slot = te->team->key_slot;
+    return true;
+}
+
 void take_next_key(struct take_edge *te)
 {
     struct take *t = te->take;
 
     te->next_parcel = needed_mem(te, te->next_parcel);
+    while (te->next_parcel != NO_MEM && known_key(te))
+        te->next_parcel = needed_mem(te, te->next_parcel + 1);
     if (te->next_parcel == NO_MEM) { /* all are mapped */
         te->started = true;
         if (t->o.part->mode == XFER_SHARE)

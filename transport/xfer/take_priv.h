@@ -10,7 +10,7 @@ struct take_op { /* one bucket pulled, or one parcel received */
     struct link_op op;
     struct fl_work land; /* a parcel's digests and places, on the pool */
     struct link_mem room;
-    uint32_t bucket;
+    uint32_t bucket, n_buckets; /* n: pulled together */
     size_t parcel;
     bool busy;
 };

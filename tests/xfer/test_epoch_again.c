@@ -1,0 +1,194 @@
+/* An update that does the last one's plan again: what is not asked, and what happens if it has to
+ * be. */
+#include <inttypes.h>
+#include "common/base/fault.h"
+#include "common/proto/methods.h"
+#include "tests/xfer/epoch_rig.h"
+
+static const struct rig_opts one_engine = { .n_sources = 1, .n_engines = 1 };
+static const enum xfer_mode pulled[] = { XFER_COPY, XFER_SHARE };
+
+static void forget_served(struct rig *r)
+{
+    for (unsigned i = 0; i < r->n; i++)
+        memset(r->p[i].served, 0, sizeof(r->p[i].served));
+}
+
+static void update_to(struct rig *r, enum xfer_mode mode, uint64_t v)
+{
+    rig_next(r, v);
+    forget_served(r);
+    t_ok(rig_update(r, mode, v), &r->err);
+    rig_check_all_serve(r, v);
+}
+
+/* Two questions and two answers are all that lies between the driver's call and its answer. */
+static void one_engine_is_asked_twice(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < FL_LEN(pulled); k++) {
+        struct rig r;
+
+        rig_init(&r, &one_engine);
+        for (uint64_t v = 1; v <= 6; v++) {
+            update_to(&r, pulled[k], v);
+            if (v < 4) /* until both slots have been given once */
+                continue;
+            struct rig_proc *e = rig_engine(&r, 0, 0), *s = rig_source(&r, 0);
+
+            t_int_eq(rig_served(e, FL_XFER_RECONCILE), 1);
+            t_int_eq(rig_served(e, FL_XFER_BEGIN), 1);
+            t_int_eq(rig_served(e, FL_XFER_WAIT), 1, "sent while the bytes move");
+            t_int_eq(rig_served(e, FL_XFER_COMMIT), 0, "nobody is to be waited for");
+            t_int_eq(rig_served(s, FL_XFER_BEGIN), 1);
+            t_int_eq(rig_served(s, FL_XFER_KEY), 0, "its memory is mapped");
+        }
+        rig_fini(&r);
+    }
+}
+
+/* Of several none commits before all have verified. */
+static void several_wait_for_each_other(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2 });
+    for (uint64_t v = 1; v <= 4; v++)
+        update_to(&r, XFER_COPY, v);
+    for (unsigned e = 0; e < 2; e++)
+        t_int_eq(rig_served(rig_engine(&r, e, 0), FL_XFER_COMMIT), 1);
+    rig_next(&r, 5);
+    t_ok(fl_fault_set("xfer.verified:1=fail", NULL), NULL); /* one of the two */
+    t_true(rig_update(&r, XFER_COPY, 5) != FL_OK);
+    t_ok(fl_fault_set(NULL, NULL), NULL);
+    t_int_eq(r.rep.n_committed, 0);
+    rig_check_all_serve(&r, 4);
+    t_ok(rig_update(&r, XFER_COPY, 5), &r.err);
+    rig_check_all_serve(&r, 5);
+    rig_fini(&r);
+}
+
+/* A fill wants more than the one engine that lacks the version: it does not commit alone. */
+static void fewer_than_asked_for_do_not_commit(void **state)
+{
+    struct rig r;
+    struct xfer_request q;
+
+    (void)state;
+    rig_init(&r, &one_engine);
+    update_to(&r, XFER_COPY, 1);
+    rig_next(&r, 2);
+    q = (struct xfer_request){ .target = { .number = 2 },
+                               .mode = XFER_COPY,
+                               .party = XFER_ALL_PARTIES,
+                               .least_engines = 2,
+                               .due_ns = fl_loop_now_ns(r.loop) + 5000000000ull };
+    t_true(rig_run(&r, &q) != FL_OK);
+    t_int_eq(r.rep.n_committed, 0);
+    rig_check_all_serve(&r, 1);
+    rig_fini(&r);
+}
+
+static void a_part_that_is_gone_is_sent_again(void **state)
+{
+    static const char *const at[] = { "xfer.part:1=fail", "xfer.part:2=fail" }; /* giver, taker */
+
+    (void)state;
+    for (size_t k = 0; k < FL_LEN(at); k++) {
+        struct rig r;
+
+        rig_init(&r, &one_engine);
+        for (uint64_t v = 1; v <= 3; v++)
+            update_to(&r, XFER_COPY, v);
+        t_ok(fl_fault_set(at[k], NULL), NULL);
+        update_to(&r, XFER_COPY, 4);
+        t_ok(fl_fault_set(NULL, NULL), NULL);
+        t_int_eq(rig_served(rig_source(&r, 0), FL_XFER_BEGIN) +
+                     rig_served(rig_engine(&r, 0, 0), FL_XFER_BEGIN),
+                 3, "one of the two was asked twice");
+        rig_fini(&r);
+    }
+}
+
+/* Giver and takers begin in one step: nobody waits for a giver that said no. */
+static void a_giver_that_refuses(void **state)
+{
+    struct rig r;
+    uint64_t began;
+
+    (void)state;
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2 });
+    for (uint64_t v = 1; v <= 3; v++)
+        update_to(&r, XFER_COPY, v);
+    rig_next(&r, 4);
+    began = fl_loop_now_ns(r.loop);
+    t_ok(fl_fault_set("xfer.give:1=fail", NULL), NULL);
+    t_int_eq(rig_update(&r, XFER_COPY, 4), FL_INTERNAL);
+    t_ok(fl_fault_set(NULL, NULL), NULL);
+    t_has(r.err.text, "begin at the source");
+    t_has(r.err.text, "trainer 0");
+    t_true(fl_loop_now_ns(r.loop) - began < 2000000000ull, "not at the deadline of 60 s");
+    rig_check_all_serve(&r, 3);
+    t_ok(rig_update(&r, XFER_COPY, 4), &r.err);
+    rig_check_all_serve(&r, 4);
+    rig_fini(&r);
+}
+
+/* The run is told when the engines have it; what the givers have to hear still is on its way. */
+static void the_next_one_waits_for_the_end(void **state)
+{
+    struct rig r;
+    struct xfer_run more = { 0 };
+    struct xfer_request q;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    rig_init(&r, &one_engine);
+    for (uint64_t v = 1; v <= 3; v++)
+        update_to(&r, XFER_COPY, v);
+    q = (struct xfer_request){ .target = { .number = 3 },
+                               .mode = XFER_COPY,
+                               .party = XFER_ALL_PARTIES,
+                               .due_ns = fl_loop_now_ns(r.loop) + 60000000000ull };
+    rig_start(&r, &q);
+    t_refused(xfer_start(r.coord, &q, &more, &err), FL_AGAIN, &err);
+    rig_until(&r, !r.running);
+    t_ok(r.st, &r.err);
+    t_int_eq(r.rep.n_committed, 1, "it was there");
+    update_to(&r, XFER_COPY, 4);
+    rig_coord(&r, 2); /* another driver, while the giver has not heard the end */
+    update_to(&r, XFER_SHARE, 5);
+    rig_fini(&r);
+}
+
+/* Its next attempt has nothing mapped and no part, and the other keeps both. */
+static void an_engine_that_came_back(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2 });
+    for (uint64_t v = 1; v <= 3; v++)
+        update_to(&r, XFER_COPY, v);
+    rig_kill(rig_engine(&r, 1, 0), true);
+    rig_restart(rig_engine(&r, 1, 0));
+    for (uint64_t v = 4; v <= 6; v++)
+        update_to(&r, XFER_COPY, v);
+    rig_fini(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_engine_is_asked_twice),
+        cmocka_unit_test(several_wait_for_each_other),
+        cmocka_unit_test(fewer_than_asked_for_do_not_commit),
+        cmocka_unit_test(a_part_that_is_gone_is_sent_again),
+        cmocka_unit_test(a_giver_that_refuses),
+        cmocka_unit_test(the_next_one_waits_for_the_end),
+        cmocka_unit_test(an_engine_that_came_back),
+    };
+
+    return t_run("epoch_again", tests);
+}
