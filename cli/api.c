@@ -251,7 +251,8 @@ enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const ch
         headers[n++] = bearer;
     }
     struct http_ask ask = { .method = method, .url = url, .headers = headers,
-                            .body = { text, text ? strlen(text) : 0 }, .timeout_ms = timeout_ms };
+                            .body = { text, text ? strlen(text) : 0 }, .timeout_ms = timeout_ms,
+                            .answer_max_bytes = c->answer_max_bytes };
     enum fl_status st = http_fetch(&ask, out, err);
 
     free(text);

@@ -10,6 +10,7 @@ struct cli_cluster {
     char url[CLI_URL_BYTES]; /* http://HOST:PORT, no slash at the end */
     char token[CLI_TOKEN_BYTES];          /* "" when there is none to show         */
     const char *headers[CLI_HEADERS]; /* of each request besides, or NULL */
+    size_t answer_max_bytes; /* 0: 64 MiB */
 };
 
 /* The cluster that address names, else FURLONG_ADDRESS, else RAY_ADDRESS, else the head that runs here.

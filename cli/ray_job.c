@@ -14,6 +14,7 @@
 #include "common/base/str.h"
 
 enum { ASK_MS = 30000, POLL_MS = 1000, HEADER_BYTES = 4096, AWAY_MS = 600000 };
+static const size_t LOG_MAX_BYTES = 2ull << 30; /* of `ray job logs`, as JSON */
 
 /* ==== what every command of `ray job` takes ======================================================== */
 struct common {
@@ -67,7 +68,7 @@ static int ask(struct common *m, const char *method, const char *path, const jso
         rc = ray_failed("RuntimeError", "Request failed with status code %u: %s.", a.status, *said ? said : a.body ? a.body : "");
         json_decref(o);
     } else {
-        *out = json_loadb(a.body, a.body_len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
+        *out = json_loadb(a.body, a.body_len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
         if (!*out)
             rc = ray_failed("RuntimeError", "%s%s answered what is not JSON", m->cluster.url, path);
     }
@@ -369,10 +370,11 @@ static int job_logs(int argc, char **argv)
         return rc;
     if (!one.follow) {
         snprintf(path, sizeof(path), "/api/jobs/%s/logs", o.words[0]);
+        one.common.cluster.answer_max_bytes = LOG_MAX_BYTES;
         rc = ask(&one.common, "GET", path, NULL, &answer);
         if (rc >= 0)
             return rc;
-        fputs(cli_text(answer, "logs"), stdout);
+        fwrite(cli_text(answer, "logs"), 1, json_string_length(json_object_get(answer, "logs")), stdout);
         json_decref(answer);
         return fflush(stdout) == 0 ? 0 : 1;
     }

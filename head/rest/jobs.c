@@ -4,8 +4,6 @@
 #include "head/rest/form.h"
 #include "head/rest/rest.h"
 
-enum { LOGS_MAX = 16 << 20 }; /* of one answer: RAY_JOB_LOG_MAX_READ_BYTES */
-
 /* The client of the version that is claimed here holds it against its own, so exactly these. */
 void rest_version(void *head, struct http_req *req)
 {
@@ -305,35 +303,4 @@ void rest_job_get(void *head, struct http_req *req)
 void rest_own_job_get(void *head, struct http_req *req)
 {
     get(head, req, own_json);
-}
-
-static void add_truncated(struct fl_str *all, uint64_t end)
-{
-    fl_str_add(all, "[LOG TRUNCATED \u2014 showing last %d MiB of %llu MiB total]\n",
-               LOGS_MAX >> 20, (unsigned long long)(end >> 20));
-}
-
-void rest_job_logs(void *head, struct http_req *req)
-{
-    struct job *j = rest_job(head, req);
-    struct fl_str all = FL_STR_HEAP((size_t)LOGS_MAX * 3 + (1 << 20));
-    struct fl_err err;
-    char *text = NULL;
-    size_t len = 0;
-
-    if (!j)
-        return;
-    uint64_t end = joblog_end(j), from = end > LOGS_MAX ? end - LOGS_MAX : 0;
-    if (joblog_read(j, &from, LOGS_MAX, &text, &len, &err) != FL_OK) {
-        http_reply_text(req, 500, "RuntimeError: %s", err.text);
-        return;
-    }
-    if (from)
-        add_truncated(&all, end);
-    else if (j->rec->driver_node)
-        joblog_preamble(j, &all);
-    rest_add_utf8(&all, text, len);
-    free(text);
-    http_reply_json(req, 200, json_pack("{s:o}", "logs", json_stringn(fl_str_text(&all), all.len)));
-    fl_str_fini(&all);
 }

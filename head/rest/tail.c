@@ -1,5 +1,6 @@
-/* Following a job's log through a WebSocket, as Ray's client does: text frames of whole lines, and
- * a normal close once the job has ended and all of its log has been sent. */
+/* A job's log, piece by piece to whoever reads it, as Ray's client does: followed through a
+ * WebSocket, in text frames of whole lines with a normal close once the job has ended and all was
+ * sent; or as it is now, one member of a JSON object of any length. */
 #include <stdlib.h>
 
 #include "head/rest/rest.h"
@@ -8,10 +9,11 @@ enum { TAIL_PIECE = 64 << 10, TAILS_MAX = 128 };
 
 struct tail {
     struct tail *prev, *next;
-    struct job *job; /* NULL: it has been forgotten */
-    struct http_ws *ws;
-    uint64_t from;
-    bool begun; /* the lines that stand before the log were sent */
+    struct job *job;      /* NULL: it has been forgotten */
+    struct http_ws *ws;   /* one that follows     */
+    struct http_req *req; /* else: one that reads */
+    uint64_t from, end;   /* of who reads: no further */
+    bool begun;           /* the lines that stand before the log were sent */
 };
 
 /* How much of text can go as it is: up to the last line's end, else up to a whole character; all of
@@ -33,13 +35,41 @@ static size_t whole(const char *text, size_t len, bool last)
     return n > len - 4 && (unsigned char)text[n - 1] >= 0xc0 ? n - 1 : len;
 }
 
+/* Inside of a JSON text. */
+static void add_escaped(struct fl_str *out, const char *text, size_t len)
+{
+    size_t done = 0;
+
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)text[i];
+
+        if (c >= 0x20 && c != '"' && c != '\\')
+            continue;
+        fl_str_add_bytes(out, text + done, i - done);
+        if (c == '\n')
+            fl_str_add_bytes(out, "\\n", 2);
+        else
+            fl_str_add(out, "\\u%04x", c);
+        done = i + 1;
+    }
+    fl_str_add_bytes(out, text + done, len - done);
+}
+
 static enum fl_status send_text(struct tail *t, const char *text, size_t len, struct fl_err *err)
 {
-    struct fl_str clean = FL_STR_HEAP(TAIL_PIECE * 3 + (1 << 17));
+    struct fl_str clean = FL_STR_HEAP(TAIL_PIECE * 3 + (1 << 17)),
+                  json = FL_STR_HEAP(TAIL_PIECE * 8 + (1 << 20));
+    enum fl_status st;
 
     rest_add_utf8(&clean, text, len);
-    enum fl_status st = http_ws_text(t->ws, (struct fl_bytes){ clean.data, clean.len }, err);
+    if (t->ws) {
+        st = http_ws_text(t->ws, (struct fl_bytes){ clean.data, clean.len }, err);
+    } else {
+        add_escaped(&json, fl_str_text(&clean), clean.len);
+        st = http_reply_write(t->req, (struct fl_bytes){ json.data, json.len }, err);
+    }
     fl_str_fini(&clean);
+    fl_str_fini(&json);
     return st;
 }
 
@@ -64,7 +94,10 @@ static enum fl_status send_piece(struct tail *t, struct fl_err *err)
     size_t len = 0;
 
     FL_TRY(joblog_read(t->job, &from, TAIL_PIECE, &text, &len, err));
-    bool last = job_over(t->job) && from + len >= joblog_end(t->job);
+    if (t->req && from + len >= t->end)
+        len = from < t->end ? (size_t)(t->end - from) : 0;
+    bool last =
+        t->req ? from + len >= t->end : job_over(t->job) && from + len >= joblog_end(t->job);
     size_t n = whole(text, len, last);
     enum fl_status st = n ? send_text(t, text, n, err) : FL_NOT_FOUND;
 
@@ -74,10 +107,37 @@ static enum fl_status send_piece(struct tail *t, struct fl_err *err)
     return st;
 }
 
+static void forget(struct tail *t)
+{
+    if (t->job) {
+        t->job->followed_ns = fl_loop_now_ns(t->job->head->loop);
+        t->job->log_told |= t->ws && job_over(t->job);
+        DL_DELETE(t->job->tails, t);
+        t->job->head->requests--;
+        head_kick(t->job->head);
+    }
+    free(t);
+}
+
+/* Nothing more comes: good, or what is missing must be seen to be missing. t is gone for who reads.
+ */
+static void finish(struct tail *t, bool good)
+{
+    if (t->ws) {
+        http_ws_close(t->ws, good ? 1000 : 1011);
+        return;
+    }
+    if (good)
+        http_reply_end(t->req);
+    else
+        http_reply_cut(t->req);
+    forget(t);
+}
+
 static void step(struct tail *t)
 {
     struct fl_err err = { 0 };
-    enum fl_status st = FL_OK;
+    enum fl_status st = FL_NOT_FOUND;
 
     if (!t->job)
         return;
@@ -85,13 +145,15 @@ static void step(struct tail *t)
         st = send_first(t, &err);
         while (st == FL_OK)
             st = send_piece(t, &err);
-        if (st == FL_AGAIN)
-            return;
     }
+    if (st == FL_NOT_FOUND && t->req)
+        st = http_reply_write(t->req, (struct fl_bytes){ "\"}", 2 }, &err);
+    if (st == FL_AGAIN)
+        return;
     if (st != FL_OK && st != FL_NOT_FOUND)
-        http_ws_close(t->ws, 1011);
-    else if (job_over(t->job))
-        http_ws_close(t->ws, 1000);
+        finish(t, false);
+    else if (t->req || job_over(t->job))
+        finish(t, true);
 }
 
 static void on_more(void *arg, struct http_ws *ws)
@@ -102,17 +164,20 @@ static void on_more(void *arg, struct http_ws *ws)
 
 static void on_gone(void *arg, struct http_ws *ws)
 {
-    struct tail *t = arg;
-
     (void)ws;
-    if (t->job) {
-        t->job->followed_ns = fl_loop_now_ns(t->job->head->loop);
-        t->job->log_told |= job_over(t->job);
-        DL_DELETE(t->job->tails, t);
-        t->job->head->requests--;
-        head_kick(t->job->head);
-    }
-    free(t);
+    forget(arg);
+}
+
+static void on_room(void *arg, struct http_req *req)
+{
+    (void)req;
+    step(arg);
+}
+
+static void on_left(void *arg, struct http_req *req)
+{
+    (void)req;
+    forget(arg);
 }
 
 static const struct http_ws_user user = { .more = on_more, .gone = on_gone };
@@ -133,36 +198,70 @@ void tails_free(struct job *j)
         DL_DELETE(j->tails, t);
         t->job = NULL;
         j->head->requests--;
-        http_ws_close(t->ws, 1000);
+        finish(t, t->ws != NULL);
     }
+}
+
+/* One more of the job's; NULL: it has been answered. */
+static struct tail *begin(struct head *h, struct http_req *req)
+{
+    struct job *j = rest_job(h, req);
+    struct tail *t;
+    unsigned n = 0;
+
+    if (!j)
+        return NULL;
+    DL_COUNT(j->tails, t, n);
+    if (n >= TAILS_MAX) {
+        http_reply_text(req, 503, "%d clients read the log of job %s already, which is the most",
+                        TAILS_MAX, j->rec->submission_id);
+        return NULL;
+    }
+    t = must(calloc(1, sizeof(*t)));
+    t->job = j;
+    return t;
+}
+
+static void go(struct tail *t)
+{
+    t->job->head->requests++;
+    DL_APPEND(t->job->tails, t);
+    step(t);
 }
 
 void rest_job_tail(void *head, struct http_req *req)
 {
-    struct head *h = head;
-    struct job *j = rest_job(h, req);
-    struct tail *t;
-    unsigned n = 0;
+    struct tail *t = begin(head, req);
     struct fl_err err;
 
-    if (!j)
+    if (!t)
         return;
-    DL_COUNT(j->tails, t, n);
-    if (n >= TAILS_MAX) {
-        http_reply_text(req, 503, "%d clients follow job %s already, which is the most", TAILS_MAX,
-                        j->rec->submission_id);
-        return;
-    }
-    t = must(calloc(1, sizeof(*t)));
-    t->job = j;
     if (http_ws_accept(req, &user, t, &t->ws, &err) != FL_OK) {
         free(t);
         http_reply_text(req, err.status == FL_INVALID ? 400 : 503, "%s", err.text);
         return;
     }
-    j->log_followed = true;
-    j->followed_ns = fl_loop_now_ns(h->loop);
-    h->requests++;
-    DL_APPEND(j->tails, t);
-    step(t);
+    t->job->log_followed = true;
+    t->job->followed_ns = fl_loop_now_ns(t->job->head->loop);
+    go(t);
+}
+
+void rest_job_logs(void *head, struct http_req *req)
+{
+    struct tail *t = begin(head, req);
+    struct fl_err err;
+
+    if (!t)
+        return;
+    if (http_reply_start(req, 200, "application/json; charset=utf-8", on_room, &err) != FL_OK) {
+        free(t);
+        http_reply_fail(req, &err);
+        return;
+    }
+    t->req = req;
+    t->end = joblog_end(t->job);
+    http_req_on_gone(req, on_left, t);
+    (void)http_reply_write(req, (struct fl_bytes){ "{\"logs\": \"", 10 },
+                           &err); /* the next one fails too */
+    go(t);
 }

@@ -96,7 +96,7 @@ def start_ray(folder):
     p = h.run(RAY, "start", "--head", f"--port={gcs}", f"--dashboard-port={http}", "--num-cpus=2",
               "--num-gpus=0", '--resources={"widget": 2}', "--disable-usage-stats", f"--temp-dir={folder}/t",
               f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}")
-    h.address = f"http://127.0.0.1:{http}"
+    h.address, h.gcs = f"http://127.0.0.1:{http}", f"127.0.0.1:{gcs}"
     h.why = None if p.returncode == 0 else (p.stderr or p.stdout)[-400:]
     return h
 
@@ -108,6 +108,6 @@ def start_ours(folder, build, version, commit):
     gcs, http = free_ports(2)
     p = h.run(os.path.join(build, "bin", "furlong"), "start", "--head", "--port", str(gcs), "--dashboard-port", str(http), "--num-cpus",
               "2", "--num-gpus", "0", "--resources", '{"widget": 2}')
-    h.address = f"http://127.0.0.1:{http}"
+    h.address, h.gcs = f"http://127.0.0.1:{http}", f"127.0.0.1:{gcs}"
     h.why = None if p.returncode == 0 else (p.stderr or p.stdout)[-400:]
     return h

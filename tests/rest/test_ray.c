@@ -45,7 +45,8 @@ static void web_end(struct web *w)
 
 static void line_open(struct line *l, struct web *w)
 {
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(http_server_port(w->server)) };
+    struct sockaddr_in a = { .sin_family = AF_INET,
+                             .sin_port = htons(http_server_port(w->server)) };
 
     *l = (struct line){ .web = w, .got = calloc(1, ROOM + 1) };
     a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -219,9 +220,10 @@ static void what_is_no_websocket_is_refused(void **unused)
     } rows[] = {
         { "plain", "" },
         { "no key", "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" },
-        { "another version",
-          "Upgrade: websocket\r\nSec-WebSocket-Version: 8\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" },
-        { "a short key", "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: abc\r\n" },
+        { "another version", "Upgrade: websocket\r\nSec-WebSocket-Version: 8\r\nSec-WebSocket-Key: "
+                             "dGhlIHNhbXBsZSBub25jZQ==\r\n" },
+        { "a short key",
+          "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: abc\r\n" },
     };
     struct web w;
     char request[512];
@@ -229,8 +231,8 @@ static void what_is_no_websocket_is_refused(void **unused)
     (void)unused;
     web_start(&w, "nowebsocket");
     for (size_t i = 0; i < FL_LEN(rows); i++) {
-        snprintf(request, sizeof(request), "GET /api/jobs/%s/logs/tail HTTP/1.1\r\n%s" END "\r\n", w.run.job,
-                 rows[i].headers);
+        snprintf(request, sizeof(request), "GET /api/jobs/%s/logs/tail HTTP/1.1\r\n%s" END "\r\n",
+                 w.run.job, rows[i].headers);
         t_int_eq(ask(&w, request, NULL, NULL, 0), 400, "%s", rows[i].name);
     }
     t_int_eq(ask(&w, "GET /api/jobs/none/logs/tail HTTP/1.1\r\n" END "\r\n", NULL, NULL, 0), 404);
@@ -255,6 +257,61 @@ static void a_head_that_ends_closes_its_followers(void **unused)
     line_close(&l);
 }
 
+/* ---- the log as one answer ---- */
+
+static void read_log(struct line *l, struct web *w)
+{
+    char request[256];
+
+    line_open(l, w);
+    snprintf(request, sizeof(request), "GET /api/jobs/%s/logs HTTP/1.0\r\n" END "\r\n", w->run.job);
+    say(l, request, strlen(request));
+}
+
+static void a_log_of_any_length_is_one_answer(void **unused)
+{
+    static char big[200001];
+    static const char odd[] = "\n\"quoted\" back\\slash\ttab \x01 \xc3\xa9 \xff\n";
+    static const char seen[] = "\n\"quoted\" back\\slash\ttab \x01 \xc3\xa9 \xef\xbf\xbd\n";
+    struct web w;
+    struct line l, left, cut;
+    struct run *x = &w.run;
+    uint64_t at = 0;
+
+    (void)unused;
+    web_start(&w, "wholelog");
+    for (size_t i = 0; i < sizeof(big) - 2; i += 2)
+        memcpy(big + i, "\xc3\xa9", 2); /* pieces end inside of characters */
+    for (size_t i = 0; i < 3; i++, at += sizeof(big) - 1)
+        fake_log(&x->a, x->driver, 1, at, big);
+    fake_log(&x->a, x->driver, 1, at, odd);
+    read_log(&left, &w);
+    UNTIL(&x->rig, take(&left) && left.len > 1000);
+    line_close(&left);
+    read_log(&l, &w); /* of a job that runs: what there is now */
+    UNTIL(&x->rig, take(&l) && l.over);
+    const char *body = strstr(l.got, "\r\n\r\n");
+    json_t *o = body ? json_loads(body + 4, JSON_REJECT_DUPLICATES, NULL) : NULL;
+    const char *text = json_string_value(json_object_get(o, "logs"));
+    t_true(text != NULL, "no JSON with \"logs\": ...%s", l.got + (l.len > 80 ? l.len - 80 : 0));
+    const char *from =
+        strchr(strchr(text, '\n') + 1, '\n') + 1; /* behind the two lines that Ray writes first */
+    t_int_eq(strlen(from), 3 * (sizeof(big) - 1) + sizeof(seen) - 1);
+    for (size_t i = 0; i < 3; i++)
+        t_true(memcmp(from + i * (sizeof(big) - 1), big, sizeof(big) - 1) == 0, "part %zu", i);
+    t_str_eq(from + 3 * (sizeof(big) - 1), seen);
+    json_decref(o);
+    line_close(&l);
+    read_log(&cut, &w);
+    UNTIL(&x->rig, take(&cut) && cut.len > 1000);
+    web_end(&w); /* the head ends: what is missing is seen to be missing */
+    while (!cut.over)
+        take(&cut);
+    t_true(cut.len < 600000 || strcmp(cut.got + cut.len - 2, "\"}") != 0, "%zu bytes, whole",
+           cut.len);
+    line_close(&cut);
+}
+
 /* ---- packages, and jobs that go ---- */
 
 static void packages_are_kept_and_given(void **unused)
@@ -264,20 +321,36 @@ static void packages_are_kept_and_given(void **unused)
 
     (void)unused;
     web_start(&w, "packages");
-    t_int_eq(ask(&w, "GET /api/packages/gcs/_ray_pkg_1.zip HTTP/1.1\r\n" END "\r\n", NULL, text, sizeof(text)), 404);
+    t_int_eq(ask(&w, "GET /api/packages/gcs/_ray_pkg_1.zip HTTP/1.1\r\n" END "\r\n", NULL, text,
+                 sizeof(text)),
+             404);
     t_str_eq(text, "Package gcs://_ray_pkg_1.zip does not exist");
-    t_int_eq(ask(&w, "PUT /api/packages/gcs/_ray_pkg_1.zip HTTP/1.1\r\nContent-Length: 4\r\n" END "\r\n", "PK..", NULL, 0),
+    t_int_eq(
+        ask(&w, "PUT /api/packages/gcs/_ray_pkg_1.zip HTTP/1.1\r\nContent-Length: 4\r\n" END "\r\n",
+            "PK..", NULL, 0),
+        200);
+    t_int_eq(ask(&w, "GET /api/packages/gcs/_ray_pkg_1.zip HTTP/1.1\r\n" END "\r\n", NULL, NULL, 0),
              200);
-    t_int_eq(ask(&w, "GET /api/packages/gcs/_ray_pkg_1.zip HTTP/1.1\r\n" END "\r\n", NULL, NULL, 0), 200);
-    t_int_eq(ask(&w, "PUT /api/packages/gcs/..%2Fevil.zip HTTP/1.1\r\nContent-Length: 1\r\n" END "\r\n", "x", NULL, 0), 404);
-    t_int_eq(ask(&w, "PUT /api/packages/gcs/.evil.zip HTTP/1.1\r\nContent-Length: 1\r\n" END "\r\n", "x", NULL, 0), 500);
-    t_int_eq(ask(&w, "PUT /api/packages/s3/a.zip HTTP/1.1\r\nContent-Length: 1\r\n" END "\r\n", "x", NULL, 0), 500);
     t_int_eq(ask(&w,
-                 "PUT /api/packages/gcs/big.zip HTTP/1.1\r\nContent-Length: 104857601\r\n" END "\r\n", NULL, NULL, 0),
+                 "PUT /api/packages/gcs/..%2Fevil.zip HTTP/1.1\r\nContent-Length: 1\r\n" END "\r\n",
+                 "x", NULL, 0),
+             404);
+    t_int_eq(ask(&w, "PUT /api/packages/gcs/.evil.zip HTTP/1.1\r\nContent-Length: 1\r\n" END "\r\n",
+                 "x", NULL, 0),
+             500);
+    t_int_eq(ask(&w, "PUT /api/packages/s3/a.zip HTTP/1.1\r\nContent-Length: 1\r\n" END "\r\n", "x",
+                 NULL, 0),
+             500);
+    t_int_eq(ask(&w,
+                 "PUT /api/packages/gcs/big.zip HTTP/1.1\r\nContent-Length: 104857601\r\n" END
+                 "\r\n",
+                 NULL, NULL, 0),
              413);
-    static const char body[] = "{\"entrypoint\": \"x\", \"runtime_env\": {\"working_dir\": \"gcs://none.zip\"}}";
+    static const char body[] =
+        "{\"entrypoint\": \"x\", \"runtime_env\": {\"working_dir\": \"gcs://none.zip\"}}";
     char request[256];
-    snprintf(request, sizeof(request), "POST /api/jobs/ HTTP/1.1\r\nContent-Length: %zu\r\n" END "\r\n", strlen(body));
+    snprintf(request, sizeof(request),
+             "POST /api/jobs/ HTTP/1.1\r\nContent-Length: %zu\r\n" END "\r\n", strlen(body));
     t_int_eq(ask(&w, request, body, text, sizeof(text)), 400);
     t_true(strstr(text, "Package gcs://none.zip does not exist") != NULL, "%s", text);
     web_end(&w);
@@ -309,7 +382,9 @@ static void a_job_that_never_starts_is_given_up(void **unused)
     struct fake a;
     Fl__Amount gpu = FL__AMOUNT__INIT;
     const Fl__Amount *wants = &gpu;
-    struct job_ask ask = { .entrypoint = "x", .submission_id = "late", .wants = &wants, .n_wants = 1 };
+    struct job_ask ask = {
+        .entrypoint = "x", .submission_id = "late", .wants = &wants, .n_wants = 1
+    };
     char id[64];
 
     (void)unused;
@@ -336,8 +411,9 @@ static void a_job_that_never_starts_is_given_up(void **unused)
 
 static void browsers_change_nothing(void **unused)
 {
-    static const char *const marks[] = { "Origin: http://evil.example", "Sec-Fetch-Site: same-origin",
-                                         "Sec-Fetch-Mode: cors", "User-Agent: Mozilla/5.0" };
+    static const char *const marks[] = { "Origin: http://evil.example",
+                                         "Sec-Fetch-Site: same-origin", "Sec-Fetch-Mode: cors",
+                                         "User-Agent: Mozilla/5.0" };
     static const char *const methods[] = { "POST", "PUT", "DELETE", "PATCH" };
     struct web w;
     char request[512], text[256], says[96];
@@ -346,13 +422,20 @@ static void browsers_change_nothing(void **unused)
     web_start(&w, "browser");
     for (size_t i = 0; i < FL_LEN(marks); i++)
         for (size_t k = 0; k < FL_LEN(methods); k++) {
-            snprintf(request, sizeof(request), "%s /api/jobs/ HTTP/1.1\r\n%s\r\n" END "\r\n", methods[k], marks[i]);
-            t_int_eq(ask(&w, request, NULL, text, sizeof(text)), 405, "%s %s", methods[k], marks[i]);
-            snprintf(says, sizeof(says), "'%s' method not allowed for browser traffic.", methods[k]);
+            snprintf(request, sizeof(request), "%s /api/jobs/ HTTP/1.1\r\n%s\r\n" END "\r\n",
+                     methods[k], marks[i]);
+            t_int_eq(ask(&w, request, NULL, text, sizeof(text)), 405, "%s %s", methods[k],
+                     marks[i]);
+            snprintf(says, sizeof(says), "'%s' method not allowed for browser traffic.",
+                     methods[k]);
             t_str_eq(text, says);
         }
-    t_int_eq(ask(&w, "GET /api/version HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", NULL, NULL, 0), 403);
-    t_int_eq(ask(&w, "GET /api/version HTTP/1.1\r\nUser-Agent: Mozilla/5.0\r\n" END "\r\n", NULL, NULL, 0), 200);
+    t_int_eq(ask(&w, "GET /api/version HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+                 NULL, NULL, 0),
+             403);
+    t_int_eq(ask(&w, "GET /api/version HTTP/1.1\r\nUser-Agent: Mozilla/5.0\r\n" END "\r\n", NULL,
+                 NULL, 0),
+             200);
     web_end(&w);
 }
 
@@ -372,7 +455,8 @@ static void rays_token_is_asked_where_it_is_on(void **unused)
         { "/api/version", "Authorization: Bearer the-tokem\r\n", 403 },
         { "/api/version", "X-Ray-Authorization: Bearer the-token\r\n", 200 },
         { "/api/version", "Cookie: ray-authentication-token=the-token\r\n", 200 },
-        { "/api/version", "Authorization: Bearer bad\r\nX-Ray-Authorization: Bearer the-token\r\n", 403 },
+        { "/api/version", "Authorization: Bearer bad\r\nX-Ray-Authorization: Bearer the-token\r\n",
+          403 },
     };
     struct web w;
     char request[512], text[256];
@@ -381,8 +465,10 @@ static void rays_token_is_asked_where_it_is_on(void **unused)
     web_start(&w, "raytoken");
     (void)FL_COPY(w.run.rig.head->ray_token, "the-token");
     for (size_t i = 0; i < FL_LEN(rows); i++) {
-        snprintf(request, sizeof(request), "GET %s HTTP/1.1\r\n%s" END "\r\n", rows[i].path, rows[i].headers);
-        t_int_eq(ask(&w, request, NULL, text, sizeof(text)), rows[i].status, "%s %s", rows[i].path, rows[i].headers);
+        snprintf(request, sizeof(request), "GET %s HTTP/1.1\r\n%s" END "\r\n", rows[i].path,
+                 rows[i].headers);
+        t_int_eq(ask(&w, request, NULL, text, sizeof(text)), rows[i].status, "%s %s", rows[i].path,
+                 rows[i].headers);
         if (rows[i].status == 401)
             t_str_eq(text, "Unauthorized: Missing authentication token");
         if (rows[i].status == 403)
@@ -401,16 +487,22 @@ static void lists_take_filters(void **unused)
         const char *says;
     } rows[] = {
         { "nodes", 200, "\"num_filtered\":2" },
-        { "nodes?filter_keys=state&filter_predicates=%3D&filter_values=alive", 200, "\"num_filtered\":2" },
-        { "nodes?filter_keys=state&filter_predicates=!%3D&filter_values=ALIVE", 200, "\"num_filtered\":0" },
-        { "nodes?filter_keys=node_name&filter_predicates=%3D&filter_values=a", 200, "\"num_filtered\":1" },
+        { "nodes?filter_keys=state&filter_predicates=%3D&filter_values=alive", 200,
+          "\"num_filtered\":2" },
+        { "nodes?filter_keys=state&filter_predicates=!%3D&filter_values=ALIVE", 200,
+          "\"num_filtered\":0" },
+        { "nodes?filter_keys=node_name&filter_predicates=%3D&filter_values=a", 200,
+          "\"num_filtered\":1" },
         { "nodes?limit=1", 200, "\"num_filtered\":2" },
         { "nodes?limit=10001", 400, "exceeds the supported limit 10000" },
         { "nodes?limit=many", 400, "many" },
-        { "nodes?filter_keys=nonsense&filter_predicates=%3D&filter_values=a", 400, "filter column nonsense" },
-        { "nodes?filter_keys=state&filter_predicates=%3C&filter_values=a", 400, "filter predicate < is given" },
+        { "nodes?filter_keys=nonsense&filter_predicates=%3D&filter_values=a", 400,
+          "filter column nonsense" },
+        { "nodes?filter_keys=state&filter_predicates=%3C&filter_values=a", 400,
+          "filter predicate < is given" },
         { "nodes?filter_keys=state&filter_predicates=%3D", 400, "a filter is" },
-        { "workers?filter_keys=is_alive&filter_predicates=%3D&filter_values=true", 200, "\"worker_type\":\"DRIVER\"" },
+        { "workers?filter_keys=is_alive&filter_predicates=%3D&filter_values=true", 200,
+          "\"worker_type\":\"DRIVER\"" },
         { "tasks", 200, "\"total\":0" },
         { "actors/summarize", 200, "\"total_actors\":0" },
         { "wonders", 404, "404" },
@@ -440,6 +532,7 @@ int main(void)
         cmocka_unit_test(lines_of_any_length_are_followed),
         cmocka_unit_test(what_is_no_websocket_is_refused),
         cmocka_unit_test(a_head_that_ends_closes_its_followers),
+        cmocka_unit_test(a_log_of_any_length_is_one_answer),
         cmocka_unit_test(packages_are_kept_and_given),
         cmocka_unit_test(an_ended_job_can_be_deleted),
         cmocka_unit_test(a_job_that_never_starts_is_given_up),

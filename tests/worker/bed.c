@@ -98,7 +98,8 @@ void on_log(void *service, struct call_req *req, const struct wire_msg *m)
 
     assert_non_null(p);
     assert_true(p->stream == 1 || p->stream == 2);
-    if (b->mute_logs) {
+    b->log_refused = b->slow_logs && !b->log_refused;
+    if (b->mute_logs || b->log_refused) {
         struct fl_err err;
 
         fl_fail(&err, FL_AGAIN, "the disk is slow");

@@ -33,7 +33,7 @@ struct bed { /* the head that is played, the daemon, and what was heard */
     bool fence_next;
     struct fl_err refuse_join; /* status FL_OK: none */
     unsigned refuse_changes;   /* so many answers are failures */
-    bool mute_logs;
+    bool mute_logs, slow_logs, log_refused; /* slow: each piece is refused once */
     unsigned repeats;
     Fl__WorkerState *states[STATES];
     struct fl_str log;   /* all output, in order of arrival */

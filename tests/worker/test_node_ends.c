@@ -163,6 +163,44 @@ static void an_orderly_end_leaves_nothing(void **state)
     bed_fini(&b);
 }
 
+/* Who reads the log of a job that has ended reads all of it, however slow the head was. */
+static void an_end_waits_for_much_output(void **state)
+{
+    enum { BYTES = 14 << 16 }; /* pieces of 64 KiB, each taken at the second try, 100 ms later */
+    char bytes[16];
+    struct bed b;
+
+    (void)state;
+    bed_init(&b);
+    b.cfg.drain_ms = 700;
+    node_up(&b);
+    t_until(b.loop, b.joins == 1, WAIT_MS);
+    b.slow_logs = true;
+    snprintf(bytes, sizeof(bytes), "%d", BYTES);
+    start(&b, 0, "pour", bytes);
+    t_until(b.loop, gone(&b, 0), WAIT_MS);
+    t_int_eq(b.log_at_gone, BYTES);
+    bed_stop(&b);
+    bed_fini(&b);
+}
+
+static void an_end_does_not_wait_for_ever(void **state)
+{
+    struct bed b;
+
+    (void)state;
+    bed_init(&b);
+    b.cfg.drain_ms = 50;
+    node_up(&b);
+    t_until(b.loop, b.joins == 1, WAIT_MS);
+    b.mute_logs = true;
+    start(&b, 0, "pour", "2048");
+    t_until(b.loop, gone(&b, 0), WAIT_MS);
+    t_int_eq(b.log.len, 0);
+    bed_stop(&b);
+    bed_fini(&b);
+}
+
 static void the_head_can_end_it(void **state)
 {
     struct bed b;
@@ -347,6 +385,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(holders_of_a_device),
         cmocka_unit_test(strays_end_before_the_join),
         cmocka_unit_test(an_orderly_end_leaves_nothing),
+        cmocka_unit_test(an_end_waits_for_much_output),
+        cmocka_unit_test(an_end_does_not_wait_for_ever),
         cmocka_unit_test(the_head_can_end_it),
         cmocka_unit_test(a_start_that_cannot_be),
         cmocka_unit_test(an_orphan_ends_when_told_to),

@@ -76,8 +76,6 @@ static void flood(const char *bytes)
     line[sizeof(line) - 1] = '\n';
     for (; left > 0; left -= (long long)sizeof(line))
         (void)!write(1, line, sizeof(line));
-    ready();
-    forever();
 }
 
 int main(int argc, char **argv)
@@ -122,6 +120,11 @@ int main(int argc, char **argv)
         return 0;
     } else if (!strcmp(word, "flood")) {
         flood(arg);
+        ready();
+        forever();
+    } else if (!strcmp(word, "pour")) { /* and goes */
+        flood(arg);
+        return 0;
     }
     return 99;
 }

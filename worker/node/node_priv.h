@@ -23,7 +23,8 @@ enum {
     NODE_BACKOFF_MIN_MS = 100,
     NODE_BACKOFF_MAX_MS = 2000,
     NODE_CALL_MS = 10000, /* a call to the head that should be answered at once */
-    NODE_DRAIN_MS = 5000, /* how long the end of a worker waits for its output to be taken */
+    NODE_DRAIN_MS = 5000, /* the default of drain_ms */
+    NODE_DRAINS_MAX = 24, /* how often it is waited  */
     NODE_TERM_MS = 10000,
     NODE_KILL_MS = 5000,
     NODE_FENCE_TERM_MS = 2000,
@@ -87,6 +88,8 @@ struct worker {
     struct follow *pushing;
     struct fl_timer push_again, drain;
     bool drain_over, out_was_last;
+    unsigned drains;
+    uint64_t drained; /* of its output, when the wait for the next piece began */
     int pushed_fd; /* <dir>/pushed: how far the head has the outputs */
 };
 enum fl_status worker_start(struct node *n, const Fl__WorkerSpec *spec, struct fl_err *err);

@@ -133,6 +133,14 @@ static void on_told(struct call_op *op, enum fl_status st, const struct wire_msg
     }
 }
 
+static void wait_for_piece(struct worker *w)
+{
+    uint32_t ms = w->node->cfg.drain_ms;
+
+    w->drained = w->out.offset + w->err.offset;
+    fl_timer_arm_in(w->node->loop, &w->drain, ms ? ms : NODE_DRAIN_MS);
+}
+
 void worker_tell(struct worker *w)
 {
     struct node *n = w->node;
@@ -143,7 +151,7 @@ void worker_tell(struct worker *w)
         return;
     if (w->gone && !end_may_show(w)) { /* output first; follow.c comes back here */
         if (!w->drain.loop)
-            fl_timer_arm_in(n->loop, &w->drain, NODE_DRAIN_MS);
+            wait_for_piece(w);
         node_follow_kick(w);
         return;
     }
@@ -173,8 +181,12 @@ static void on_drain(struct fl_timer *t, uint64_t now_ns)
     struct worker *w = container_of(t, struct worker, drain);
 
     (void)now_ns;
-    fl_warn("output of a worker that ended was not taken in time worker=\"%s\" waited_ms=%d",
-            w->name, NODE_DRAIN_MS);
+    if (w->out.offset + w->err.offset != w->drained && ++w->drains < NODE_DRAINS_MAX) {
+        wait_for_piece(w); /* much output, or a slow head */
+        return;
+    }
+    fl_warn("output of a worker that ended was not taken in time worker=\"%s\" waits=%u taken=%llu",
+            w->name, w->drains + 1, (unsigned long long)(w->out.offset + w->err.offset));
     w->drain_over = true;
     worker_tell(w);
 }
