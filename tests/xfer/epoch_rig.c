@@ -120,6 +120,15 @@ unsigned rig_served(struct rig_proc *p, uint16_t method)
     return n;
 }
 
+static uint32_t buckets_in(const struct rig_proc *p)
+{
+    struct rx_report rep = { 0 };
+
+    if (p->sink)
+        xfer_sink_report(p->sink, &rep);
+    return rep.buckets_in;
+}
+
 static void serve(void *service, struct call_req *req, const struct wire_msg *m)
 {
     struct rig_proc *p = service;
@@ -127,20 +136,37 @@ static void serve(void *service, struct call_req *req, const struct wire_msg *m)
     if (!req)
         return;
     ++*served(p, m->head.method);
-    xfer_port_serve(p->port, req, m);
+    if (p->trap_nth && m->head.method == p->trap_method && buckets_in(p) >= p->trap_in &&
+        --p->trap_nth == 0)
+        p->stopped_at = p->frozen = true;
+    if (!p->frozen) {
+        xfer_port_serve(p->port, req, m);
+        return;
+    }
+    t_true(p->n_held < RIG_HELD);
+    p->held[p->n_held++] = req;
+}
+
+static void held_drop(struct rig_proc *p)
+{
+    struct fl_err why = { .status = FL_UNREACHABLE };
+
+    while (p->n_held)
+        call_fail(p->held[--p->n_held], &why);
 }
 
 static void on_accepted(void *arg, struct stream *s_take)
 {
-    static struct call_method counted[XFER_N_METHODS];
     struct rig_proc *p = arg;
+    static struct call_method methods[XFER_N_METHODS];
     struct fl_err err = { 0 };
 
-    t_true(p->n_accepted < RIG_PEERS);
-    memcpy(counted, xfer_methods, sizeof(counted));
+    memcpy(methods, xfer_methods, sizeof(methods));
     for (unsigned i = 0; i < XFER_N_METHODS; i++)
-        counted[i].serve = serve;
-    t_ok(call_peer_create(s_take, counted, XFER_N_METHODS, NULL, p, &p->accepted[p->n_accepted],
+        methods[i].serve = serve;
+
+    t_true(p->n_accepted < RIG_PEERS);
+    t_ok(call_peer_create(s_take, methods, XFER_N_METHODS, NULL, p, &p->accepted[p->n_accepted],
                           &err),
          &err);
     p->n_accepted++;
@@ -404,6 +430,12 @@ static struct rig_proc *add_proc(struct rig *r, bool source, unsigned party, uns
     else
         snprintf(p->me.name, sizeof(p->me.name), "%s %u", source ? "trainer" : "rollout",
                  source ? rank : party);
+    if (r->o.hosts) {
+        size_t len = strlen(p->me.name);
+
+        snprintf(p->me.name + len, sizeof(p->me.name) - len, " on host-%c",
+                 source ? 'a' : (int)('a' + party));
+    }
     snprintf(p->me.where, sizeof(p->me.where), "proc %u", r->n);
     snprintf(p->at, sizeof(p->at), "pair:proc-%u", r->n);
     lay_out(p, source ? r->o.sharded : ranks > 1);
@@ -478,6 +510,7 @@ static void streams_close(struct rig_proc *p)
     p->server = NULL;
     for (unsigned i = 0; i < p->n_accepted; i++)
         call_peer_destroy(p->accepted[i]);
+    held_drop(p); /* nobody hears it any more */
     p->n_accepted = 0;
     p->live = false;
 }
@@ -548,6 +581,12 @@ void rig_coord(struct rig *r, uint32_t attempt)
     for (unsigned i = 0; i < r->n; i++)
         if (r->p[i].live)
             coord_add(r, &r->p[i]);
+}
+
+void rig_thaw(struct rig_proc *p)
+{
+    p->frozen = false; /* what came meanwhile is asked again: it is refused as by a broken stream */
+    held_drop(p);
 }
 
 void rig_kill(struct rig_proc *p, bool tell)

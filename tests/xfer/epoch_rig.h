@@ -10,6 +10,7 @@
 #include "transport/xfer/source.h"
 #include "transport/xfer/plan.h"
 
+enum { RIG_HELD = 64 };
 enum { RIG_PROCS = 48, RIG_TENSORS = 7, RIG_PEERS = 32, RIG_STEPS = 4096 };
 struct rig;
 struct rig_proc { /* a trainer rank or a rank of an engine */
@@ -22,6 +23,15 @@ struct rig_proc { /* a trainer rank or a rank of an engine */
     struct call_peer *accepted[RIG_PEERS];
     unsigned n_accepted;
     unsigned served[XFER_N_METHODS]; /* requests, in the order of xfer_methods */
+    /* The nth request of that method to come stops it: from there on it answers nothing, as a process that was
+     * stopped. nth 0: none will. */
+    uint16_t trap_method;
+    unsigned trap_nth;
+    uint32_t trap_in; /* not before so many buckets are in */
+    bool stopped_at; /* it has come */
+    bool frozen;
+    struct call_req *held[RIG_HELD];
+    unsigned n_held;
     struct xfer_manifest m;
     struct xfer_piece pieces[RIG_TENSORS];
     uint64_t mem_bytes;
@@ -47,6 +57,7 @@ struct rig_proc { /* a trainer rank or a rank of an engine */
 };
 struct rig_opts {
     unsigned n_sources, n_engines, ranks; /* ranks of each engine */
+    bool hosts;         /* names say where: "rollout 1 on host-b" */
     bool sharded;       /* the trainer's ranks hold shards, not replicas */
     unsigned src_slots; /* 0: 2 */
     enum xfer_slots slots;
@@ -84,6 +95,7 @@ const char *rig_devices(void); /* NULL: host memory */
 struct rig_proc *rig_source(struct rig *r, unsigned i);
 struct rig_proc *rig_engine(struct rig *r, unsigned party, unsigned rank);
 void rig_coord(struct rig *r, uint32_t attempt); /* replaces the one that is there, without a word */
+void rig_thaw(struct rig_proc *p); /* goes on; what came meanwhile comes back unheard, and is asked again */
 void rig_kill(struct rig_proc *p, bool tell);    /* its streams break; tell: the driver hears of it */
 void rig_drop(struct rig_proc *p);               /* an engine's program gives its weights up, and stays */
 void rig_accept(struct rig_proc *p);

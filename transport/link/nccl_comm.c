@@ -12,6 +12,8 @@ enum {
 };
 
 /* ==== deadlines and death ===================================================================== */
+struct nccl_patience nccl_patience = { .join_ms = 5000, .late_ms = 1000 };
+
 static uint64_t late_ns(const struct nccl *k, const struct nccl_job *j, bool first)
 {
     bool one_host = true;
@@ -20,7 +22,7 @@ static uint64_t late_ns(const struct nccl *k, const struct nccl_job *j, bool fir
         one_host &= strcmp(k->members[0].host_boot, k->members[i].host_boot) == 0;
     uint64_t floor = one_host ? HOST_FLOOR_BYTES_PER_US : NET_FLOOR_BYTES_PER_US;
 
-    return ((uint64_t)(first ? NCCL_JOIN_MS : 0) + NCCL_LATE_MS) * 1000000u +
+    return ((uint64_t)(first ? nccl_patience.join_ms : 0) + nccl_patience.late_ms) * 1000000u +
            3 * (j->bytes * 1000 / floor);
 }
 

@@ -18,8 +18,6 @@ enum {
     NCCL_TABLES = 64,
     NCCL_WARM_BYTES = 4 << 20,
     NCCL_OPEN_MS = 60000, /* until all ranks have come */
-    NCCL_JOIN_MS = 5000,  /* for the first cast of an idle link: others may be late  */
-    NCCL_LATE_MS = 1000,  /* then 3 times what the slowest link takes  */
     NCCL_IDLE_MS = 2000   /* after which the stages are given back   */
 };
 enum {
@@ -63,6 +61,11 @@ struct nccl_job {
     struct nccl_room *room;
 };
 STAILQ_HEAD(nccl_jobs, nccl_job);
+struct nccl_patience { /* of the process; tests have less */
+    unsigned join_ms;  /* for the first cast of an idle link: others may be late */
+    unsigned late_ms;  /* then 3 times what the slowest link takes               */
+};
+extern struct nccl_patience nccl_patience;
 enum nccl_state { NCCL_NEW, NCCL_JOINING, NCCL_WARMING, NCCL_READY, NCCL_DEAD };
 struct nccl {
     struct link base;

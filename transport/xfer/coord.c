@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/base/id.h"
@@ -14,12 +15,13 @@ static void on_reply(struct call_op *op, enum fl_status st, const struct wire_ms
 {
     struct co_member *m = container_of(op, struct co_member, op);
     struct fl_err late = { 0 };
+    char at[CO_AT_BYTES];
 
     m->calling = false;
     if (m->heard && st == FL_TIMEOUT && fl_loop_now_ns(m->c->loop) >= m->call_due_ns) {
         m->late = true;
         m->answers = false;
-        fl_fail(&late, FL_TIMEOUT, "no answer in %.1f s",
+        fl_fail(&late, FL_TIMEOUT, "%s: no answer in %.1f s", co_at(m, at),
                 (double)(fl_loop_now_ns(m->c->loop) - m->c->step_ns) / 1e9);
         err = &late;
     }
@@ -102,14 +104,15 @@ uint64_t co_due(const struct xfer_coord *c, uint64_t ms)
 static void step_over(void *arg, enum fl_status st, const struct fl_err *err)
 {
     struct xfer_coord *c = arg;
+    char at[CO_AT_BYTES];
 
     for (struct co_member *m = c->members; m && st == FL_TIMEOUT; m = m->next)
         if (m->mustered && !m->gone && fl_muster_status(c->muster, m->muster_at) == FL_AGAIN) {
             m->late = true;
             m->answers = false;
             if (m->why.status == FL_OK)
-                fl_fail(&m->why, FL_TIMEOUT, "%s: %s: no answer in %.1f s", m->me.name, c->what,
-                        (double)(fl_loop_now_ns(c->loop) - c->step_ns) / 1e9);
+                fl_fail(&m->why, FL_TIMEOUT, "%s: %s: %s: no answer in %.1f s", m->me.name, c->what,
+                        co_at(m, at), (double)(fl_loop_now_ns(c->loop) - c->step_ns) / 1e9);
         }
     c->over(c, st, err);
 }
@@ -238,6 +241,8 @@ static void heard_report(struct co_member *m, enum fl_status st, const struct wi
     if (st == FL_OK)
         st = note_report(m, reply, &err);
     m->why = err;
+    if (st != FL_OK && !m->source)
+        fl_fail(&m->why, st, "%s: %s: %s", m->me.name, m->c->what, err.text);
     co_in(m, st, &err);
 }
 
@@ -266,7 +271,8 @@ void co_reconcile(struct xfer_coord *c, uint64_t due_ns,
     for (struct co_member *m = c->members; m; m = m->next) {
         m->fresh = m->gives = false;
         m->phase = CO_OUT;
-        m->why = (struct fl_err){ 0 };
+        if (!m->gone) /* else it says how */
+            m->why = (struct fl_err){ 0 };
         m->n_parts = 0;
         m->late = m->answers = false;
     }
@@ -290,12 +296,26 @@ static void member_free(struct co_member *m)
     free(m);
 }
 
+bool co_missed(const struct co_member *m)
+{
+    bool others = false;
+
+    for (const struct co_member *o = m->c->members; o && !m->source && m->gone; o = o->next) {
+        if (o->gone || o->source)
+            continue;
+        if (memcmp(&o->me.who.id, &m->me.who.id, sizeof(m->me.who.id)) == 0)
+            return false; /* started again */
+        others |= o->me.party == m->me.party;
+    }
+    return others;
+}
+
 void co_sweep(struct xfer_coord *c)
 {
     for (struct co_member **at = &c->members; *at;) {
         struct co_member *m = *at;
 
-        if (!m->gone) {
+        if (!m->gone || co_missed(m)) {
             at = &m->next;
             continue;
         }
@@ -304,8 +324,23 @@ void co_sweep(struct xfer_coord *c)
     }
 }
 
+const char *co_at(const struct co_member *m, char text[CO_AT_BYTES])
+{
+    bool begun = !m->source && m->phase != CO_OUT && m->st.buckets_all &&
+                 xfer_epoch_cmp(&m->st.seen, &m->c->epoch) == 0;
+
+    if (begun)
+        snprintf(text, CO_AT_BYTES, "bucket %u of %u", m->st.buckets_in, m->st.buckets_all);
+    else
+        snprintf(text, CO_AT_BYTES, "%s", m->source ? "as a source" : "no bucket begun");
+    return text;
+}
+
 static void member_gone(struct co_member *m, const struct fl_err *cause)
 {
+    const char *how = cause && cause->text[0] ? cause->text : "ended";
+    char at[CO_AT_BYTES];
+
     if (m->gone)
         return;
     co_quiet(m);
@@ -313,8 +348,11 @@ static void member_gone(struct co_member *m, const struct fl_err *cause)
     fl_timer_cancel(&m->watch_again);
     if (m->watching)
         call_cancel(&m->watch_op);
-    fl_fail(&m->why, FL_UNREACHABLE, "%s is gone: %s", m->me.name,
-            cause && cause->text[0] ? cause->text : "ended");
+    if (m->c->run)
+        fl_fail(&m->why, FL_UNREACHABLE, "%s is gone in %s%s%s: %s", m->me.name, m->c->what,
+                m->source ? "" : ", ", m->source ? "" : co_at(m, at), how);
+    else
+        fl_fail(&m->why, FL_UNREACHABLE, "%s is gone: %s", m->me.name, how);
     if (m->c->step != CO_IDLE)
         co_run_gone(m);
     if (m->mustered && m->c->muster)
@@ -327,7 +365,7 @@ void xfer_coord_gone(struct xfer_coord *c, struct fl_seat_ref who, const struct 
 {
     for (struct co_member *m = c->members, *next; m; m = next) {
         next = m->next;
-        if (fl_seat_ref_same(&m->me.who, &who)) {
+        if (!m->gone && fl_seat_ref_same(&m->me.who, &who)) {
             member_gone(m, cause);
             return;
         }

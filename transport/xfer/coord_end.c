@@ -419,11 +419,18 @@ static void ask_commit(struct co_member *m)
 static void committed_over(void *arg, enum fl_status st, const struct fl_err *err)
 {
     struct xfer_coord *c = arg;
+    char at[CO_AT_BYTES];
 
     c->rep.commit_ns = fl_loop_now_ns(c->loop) - c->step_ns;
     for (struct co_member *m = c->members; m; m = m->next)
-        if (!m->source && m->phase == CO_STAGED && co_party_is(c, m->me.party, CO_STAGED))
-            co_failed(m, st, err, "commit");
+        if (!m->source && m->phase == CO_STAGED && co_party_is(c, m->me.party, CO_STAGED)) {
+            struct fl_err late = *err;
+
+            if (st == FL_TIMEOUT)
+                fl_fail(&late, st, "late, last heard in %s, %s", rx_state_name(m->st.state),
+                        co_at(m, at));
+            co_failed(m, st, &late, "commit");
+        }
     co_resume_step(c);
 }
 

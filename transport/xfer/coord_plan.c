@@ -389,6 +389,24 @@ static enum fl_status choose_target(struct xfer_coord *c, bool *from_sources, st
     return FL_OK;
 }
 
+/* One of its ranks is dead: the others are left behind with it. */
+static bool fail_crippled(struct xfer_coord *c, uint32_t party)
+{
+    const struct co_member *dead = c->members;
+    struct fl_err why = { 0 };
+
+    while (dead && (dead->me.party != party || !co_missed(dead)))
+        dead = dead->next;
+    for (struct co_member *m = c->members; m && dead; m = m->next) {
+        if (m->source || m->gone || m->me.party != party)
+            continue;
+        fl_fail(&why, FL_UNREACHABLE, "another rank of the engine failed: %s", dead->why.text);
+        m->phase = CO_TAKES;
+        co_failed(m, why.status, &why, "reconcile");
+    }
+    return dead != NULL;
+}
+
 static void choose_takers(struct xfer_coord *c)
 {
     c->n_takers = c->n_there = 0;
@@ -396,6 +414,8 @@ static void choose_takers(struct xfer_coord *c)
         bool there;
 
         if (!is_first(m))
+            continue;
+        if (fail_crippled(c, m->me.party))
             continue;
         there = party_all(c, m->me.party, serves, &c->target);
         if (c->req.kind == XFER_FILL && c->req.party != XFER_ALL_PARTIES &&

@@ -139,7 +139,11 @@ bool co_note_state(struct co_member *m, const struct wire_msg *reply, struct fl_
 void co_reconcile(struct xfer_coord *c, uint64_t due_ns,
                   void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
 uint64_t co_due(const struct xfer_coord *c, uint64_t ms);
-void co_sweep(struct xfer_coord *c); /* frees who is gone */
+void co_sweep(struct xfer_coord *c); /* frees who is gone and not missed */
+/* A dead rank of an engine whose other ranks live and wait for it: without it the engine takes nothing. */
+bool co_missed(const struct co_member *m);
+enum { CO_AT_BYTES = 48 };
+const char *co_at(const struct co_member *m, char text[CO_AT_BYTES]); /* "bucket 3 of 12" of this epoch, as last heard */
 void co_tell_late(struct xfer_coord *c);
 bool co_silent(const struct co_member *m); /* late, and not heard since: asked, not waited for */
 /* coord_plan.c */
@@ -171,7 +175,7 @@ bool co_begun(struct co_member *m, enum fl_status st);
 enum fl_status co_note_begun(struct co_member *m, const struct wire_msg *reply, struct fl_err *err);
 /* coord_run.c */
 void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r);
-void co_run_gone(struct co_member *m);
+void co_run_gone(struct co_member *m); /* m->gone is set, m->why says how */
 /* coord_end.c */
 void co_commit_step(struct xfer_coord *c);
 void co_resume_step(struct xfer_coord *c); /* without a commit: nothing was taken, or nobody lacked it */

@@ -176,6 +176,9 @@ static void ask_wait(struct co_member *m)
     w.set = m->c->set;
     w.epoch = &epoch;
     w.wait_ms = COORD_WAIT_MS;
+    w.has_have_in =
+        true; /* answered earlier when more are in, so that a message can name the bucket */
+    w.have_in = m->st.buckets_in;
     co_call(m, FL_XFER_WAIT, &w.base, (struct fl_bytes){ 0 }, co_due(m->c, 2 * COORD_WAIT_MS),
             heard_state);
 }
@@ -287,14 +290,15 @@ static void staged_over(void *arg, enum fl_status st, const struct fl_err *err)
     unsigned staged = parties_staged(c), live = parties_live(c);
     unsigned least = c->req.least_engines ? c->req.least_engines : live + c->n_there;
     bool committed = note_committed(c);
+    char at[CO_AT_BYTES];
 
     c->rep.move_ns = fl_loop_now_ns(c->loop) - c->step_ns;
     for (struct co_member *m = c->members; m; m = m->next)
         if (!m->source && (m->phase == CO_TAKES || m->phase == CO_ALL_IN)) {
             struct fl_err late = { 0 };
 
-            fl_fail(&late, FL_TIMEOUT, "late, last heard in %s, bucket %u of %u",
-                    rx_state_name(m->st.state), m->st.buckets_in, m->st.buckets_all);
+            fl_fail(&late, FL_TIMEOUT, "late, last heard in %s, %s", rx_state_name(m->st.state),
+                    co_at(m, at));
             co_failed(m, FL_TIMEOUT, &late, "stage");
         }
     c->outcome = FL_OK;
@@ -386,6 +390,11 @@ static void given_over(void *arg, enum fl_status st, const struct fl_err *err)
 {
     struct xfer_coord *c = arg;
 
+    for (const struct co_member *m = c->members; m; m = m->next)
+        if (m->gives && m->gone) {
+            st = FL_UNREACHABLE;
+            err = &m->why;
+        }
     if (st == FL_OK) {
         stage_step(c);
         return;
@@ -530,6 +539,7 @@ void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct x
     uint64_t now = fl_loop_now_ns(c->loop);
     uint64_t half = req->due_ns > now ? (req->due_ns - now) / 2 : 0; /* the rest is for the bytes */
 
+    co_sweep(c); /* the dead who have been started again since */
     c->req = *req;
     c->run = r;
     c->rep = (struct xfer_report){ .mode = req->mode };
@@ -544,12 +554,29 @@ void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct x
         reconciled_over);
 }
 
-/* Dead in the middle: its engine is left behind, and where it was a giver those who need it say so.
- */
+/* A dead giver gives nothing more: nobody waits for its bytes. Who has them all may still serve
+ * them. */
+static void giver_gone(struct co_member *giver)
+{
+    for (struct co_member *m = giver->c->members; m; m = m->next) {
+        if (m->source || m == giver || (m->phase != CO_TAKES && m->phase != CO_ALL_IN))
+            continue;
+        co_quiet(m);
+        co_failed(m, FL_UNREACHABLE, &giver->why, "stage");
+        co_in(m, FL_UNREACHABLE, &m->why);
+    }
+}
+
+/* Dead in the middle: its engine is left behind, and who was to take from it. */
 void co_run_gone(struct co_member *m)
 {
+    struct xfer_coord *c = m->c;
     struct fl_err why = m->why;
 
+    if (m->gives && c->step == CO_STAGE)
+        giver_gone(m);
+    if (!m->source && c->run && c->step == CO_RECONCILE)
+        m->phase = CO_TAKES; /* it is not known yet whether it would have */
     if (m->source || m->phase == CO_OUT || m->phase == CO_COMMITTED)
         return;
     co_failed(m, FL_UNREACHABLE, &why, "stage");

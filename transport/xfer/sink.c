@@ -1,4 +1,5 @@
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "common/base/fault.h"
@@ -193,6 +194,7 @@ static void take_on_moved(void *arg)
 
     take_counts(s->take, &s->buckets_in, &s->buckets_all, &s->bytes);
     s->other_bytes = take_other_bytes(s->take);
+    sink_answer(s); /* who wants to know how far it is */
 }
 
 static void take_on_bad(void *arg, const struct take_bad *b)
@@ -340,6 +342,25 @@ void xfer_sink_report(const struct xfer_sink *s, struct rx_report *out)
                                .staged = s->staged,
                                .buckets_in = s->buckets_in,
                                .buckets_all = s->buckets_all };
+}
+
+void xfer_sink_says(const struct xfer_sink *s, char *text, size_t n)
+{
+    const char *why = s->bad.why.status != FL_OK ? s->bad.why.text : "";
+
+    if (s->rx.has_version && s->rx.state != RX_DIRTY)
+        text[0] = '\0';
+    else if (s->offloaded)
+        snprintf(text, n, "the weights \"%s\" are offloaded", s->set.set);
+    else if (s->rx.state == RX_DIRTY && s->open)
+        snprintf(text, n,
+                 "weights incomplete: version %" PRIu64 " is being written where they were%s%s",
+                 s->dirty_number, why[0] ? "; " : "", why);
+    else if (s->rx.state == RX_DIRTY)
+        snprintf(text, n, "weights incomplete: version %" PRIu64 ", %u of %u buckets%s%s",
+                 s->staged.number, s->buckets_in, s->buckets_all, why[0] ? "; " : "", why);
+    else
+        snprintf(text, n, "no version of the weights \"%s\" is here yet", s->set.set);
 }
 
 const struct link_mem *xfer_sink_data(const struct xfer_sink *s, struct xfer_version *version)

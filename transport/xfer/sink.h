@@ -47,6 +47,8 @@ enum fl_status xfer_sink_create(struct fl_loop *l, struct xfer_port *port, const
 enum fl_status xfer_sink_offload(struct xfer_sink *s, bool dropped, struct fl_err *err);
 void xfer_sink_onload(struct xfer_sink *s);
 void xfer_sink_report(const struct xfer_sink *s, struct rx_report *out);
+/* Why nothing serves, a sentence for whoever asks the engine; "" while something does. */
+void xfer_sink_says(const struct xfer_sink *s, char *text, size_t n);
 /* What serves; NULL: nothing does. version may be NULL. */
 const struct link_mem *xfer_sink_data(const struct xfer_sink *s, struct xfer_version *version);
 /* Ends what is under way; stopped is posted when all links are quiet. Then, and not before, destroy. */

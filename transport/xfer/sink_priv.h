@@ -4,6 +4,7 @@
 #include "transport/xfer/sink.h"
 #include "transport/xfer/take.h"
 
+enum { SINK_TELL_MS = 200 }; /* between two answers that only say how far it is */
 enum { SINK_PENDING = 16 }; /* requests that wait for something here; beyond: FL_EXHAUSTED */
 struct sink_pend {
     struct xfer_sink *sink;
@@ -11,6 +12,8 @@ struct sink_pend {
     uint16_t method;
     struct fl_timer over; /* WAIT */
     bool timed_out;
+    uint32_t have_in;  /* of a WAIT: answered with more in, from tell_ns on */
+    uint64_t tell_ns;
 };
 struct sink_view { /* what the engine reads */
     struct link_mem mem; /* a copy: addr NULL: nothing serves */
@@ -52,6 +55,7 @@ struct xfer_sink {
     struct take_bad bad;
     uint64_t bytes, other_bytes, verify_ns, pause_from_ns, pause_ns;
     uint32_t buckets_in, buckets_all, lease_ms;
+    uint64_t dirty_number; /* of the version that an open begin made room for */
     struct fl_timer lease;
     struct fl_task paused_back, flipped_back;
     struct sink_pend pend[SINK_PENDING];

@@ -64,6 +64,11 @@ static void reply_state(struct xfer_sink *s, struct call_req *req)
     free((void *)(uintptr_t)parts.data);
 }
 
+static bool has_moved(const struct xfer_sink *s, const struct sink_pend *p)
+{
+    return s->buckets_in > p->have_in && fl_loop_now_ns(s->loop) >= p->tell_ns;
+}
+
 static bool still_waits(const struct xfer_sink *s, const struct sink_pend *p)
 {
     if (s->stopping)
@@ -72,7 +77,7 @@ static bool still_waits(const struct xfer_sink *s, const struct sink_pend *p)
     case FL_XFER_BEGIN:
         return s->pausing && !s->flipping;
     case FL_XFER_WAIT:
-        return !p->timed_out && !s->all_in &&
+        return !p->timed_out && !s->all_in && !has_moved(s, p) &&
                (s->rx.state == RX_COMMITTING || s->rx.state == RX_ABORTING || s->pausing ||
                 sink_busy(s));
     case FL_XFER_COMMIT:
@@ -118,8 +123,9 @@ static void on_unwanted(void *arg, struct call_req *req)
     reply_state(p->sink, req);
 }
 
+/* have_in: UINT32_MAX: however many are in. */
 static void answer_when_due(struct xfer_sink *s, struct call_req *req, uint16_t method,
-                            uint32_t wait_ms)
+                            uint32_t wait_ms, uint32_t have_in)
 {
     struct fl_err err = { 0 };
 
@@ -128,7 +134,11 @@ static void answer_when_due(struct xfer_sink *s, struct call_req *req, uint16_t 
 
         if (p->req)
             continue;
-        *p = (struct sink_pend){ .sink = s, .req = req, .method = method };
+        *p = (struct sink_pend){ .sink = s,
+                                 .req = req,
+                                 .method = method,
+                                 .have_in = have_in,
+                                 .tell_ns = fl_loop_now_ns(s->loop) + SINK_TELL_MS * 1000000ull };
         p->over.fire = on_wait_over;
         if (wait_ms)
             fl_timer_arm_in(s->loop, &p->over, wait_ms);
@@ -351,6 +361,7 @@ static void begin_now(struct xfer_sink *s, const Fl__XferBegin *b, enum rx_act a
     int left = s->stage_slot;
 
     s->open = !take;
+    s->dirty_number = b->number;
     s->hold = b->hold;
     s->at_once = b->commit && !b->hold;
     s->lease_ms = b->lease_ms;
@@ -430,7 +441,7 @@ static void serve_begin(struct xfer_sink *s, struct call_req *req, const Fl__Xfe
         begin_now(s, b, act, take, slot);
         sink_lease(s);
     }
-    answer_when_due(s, req, FL_XFER_BEGIN, 0);
+    answer_when_due(s, req, FL_XFER_BEGIN, 0, UINT32_MAX);
 }
 
 /* ---- the rest ---- */
@@ -443,7 +454,7 @@ static void serve_verify(struct xfer_sink *s, struct call_req *req, const Fl__Xf
         s->all_in = false;
         take_verdict(s->take, v->bad_tensors, v->good ? 0 : v->n_bad_tensors);
     }
-    answer_when_due(s, req, FL_XFER_BEGIN, 0);
+    answer_when_due(s, req, FL_XFER_BEGIN, 0, UINT32_MAX);
 }
 
 static void serve_commit(struct xfer_sink *s, struct call_req *req, const Fl__XferCommit *c)
@@ -458,7 +469,7 @@ static void serve_commit(struct xfer_sink *s, struct call_req *req, const Fl__Xf
         return;
     }
     sink_lease(s);
-    answer_when_due(s, req, FL_XFER_COMMIT, 0);
+    answer_when_due(s, req, FL_XFER_COMMIT, 0, UINT32_MAX);
 }
 
 static void serve_abort(struct xfer_sink *s, struct call_req *req, const Fl__XferAbort *a)
@@ -470,9 +481,11 @@ static void serve_abort(struct xfer_sink *s, struct call_req *req, const Fl__Xfe
         call_fail(req, &err);
         return;
     }
-    if (a->why && s->bad.why.status == FL_OK && xfer_epoch_cmp(&e, &s->rx.seen) == 0)
+    if (a->why && xfer_epoch_cmp(&e, &s->rx.seen) == 0 &&
+        (s->bad.why.status == FL_OK ||
+         s->bad.why.status == FL_UNREACHABLE)) /* the driver hears why somebody is gone */
         msg_read_error(a->why, &s->bad.why);
-    answer_when_due(s, req, FL_XFER_ABORT, 0);
+    answer_when_due(s, req, FL_XFER_ABORT, 0, UINT32_MAX);
 }
 
 static void serve_resume(struct xfer_sink *s, struct call_req *req)
@@ -525,7 +538,9 @@ static void serve_now(struct xfer_sink *s, uint16_t method, struct call_req *req
         break;
     case FL_XFER_WAIT:
         sink_lease(s);
-        answer_when_due(s, req, method, ((const Fl__XferWait *)p)->wait_ms);
+        answer_when_due(s, req, method, ((const Fl__XferWait *)p)->wait_ms,
+                        ((const Fl__XferWait *)p)->has_have_in ? ((const Fl__XferWait *)p)->have_in
+                                                               : UINT32_MAX);
         break;
     case FL_XFER_VERIFY:
         sink_lease(s);
