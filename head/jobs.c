@@ -114,6 +114,9 @@ enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct afte
     rec.working_dir = (char *)(uintptr_t)ask->working_dir;
     rec.py_modules = (char **)(uintptr_t)ask->py_modules;
     rec.n_py_modules = ask->n_py_modules;
+    rec.has_off_head = rec.off_head = ask->off_head;
+    rec.ports = (char **)(uintptr_t)ask->ports;
+    rec.n_ports = ask->n_ports;
     st = head_record(h, REC_JOB, &rec, then, err);
     explicit_bzero(key, sizeof(key));
     FL_TRY(st);
@@ -405,6 +408,39 @@ static bool has_room(struct head *h, struct job *j)
     rec.group = g->rec->id;
     (void)head_record(h, REC_JOB, &rec, NULL, &err);
     return false;
+}
+
+bool node_is_heads(const struct node *n)
+{
+    return strcmp(n->rec->boot_id, n->head->boot_id) == 0 && strcmp(n->rec->address, n->head->node_ip) == 0;
+}
+
+static bool any_node_takes_driver(const struct job *j)
+{
+    struct node *n, *tmp;
+
+    HASH_ITER (hh, j->head->nodes, n, tmp)
+        if (n->state == NODE_READY && n->up && !(j->rec->off_head && node_is_heads(n)))
+            return true;
+    return false;
+}
+
+bool job_waits(const struct job *j, struct fl_str *why)
+{
+    struct group *g = j->rec->has_group ? group_of(j->head, &j->rec->group) : NULL;
+
+    if (j->rec->status != FL__JOB_STATUS__JOB_PENDING)
+        return false;
+    if (j->head->state == HEAD_RECOVERING)
+        fl_str_add(why, "the head has just started and waits for the nodes that it knows to report");
+    else if (g && g->why[0] && g->rec->state == FL__GROUP_STATE__GROUP_PENDING)
+        fl_str_add(why, "%s%s", g->never ? "what it asks for can never be met by the present nodes; " : "", g->why);
+    else if (!any_node_takes_driver(j))
+        fl_str_add(why, j->rec->off_head ? "no node but the head's own is there, and --off-head was asked"
+                                         : "no node is there");
+    else
+        fl_str_add(why, "it is being started");
+    return true;
 }
 
 static void make_driver(struct head *h, struct job *j)

@@ -221,6 +221,13 @@ static void learn(struct seat *s, const Fl__WorkerState *w)
     free(s->unix_path);
     s->tcp = w->tcp ? must(strdup(w->tcp)) : NULL;
     s->unix_path = w->unix_path ? must(strdup(w->unix_path)) : NULL;
+    free(s->ports);
+    s->ports = must(calloc(w->n_ports + 1, sizeof(*s->ports)));
+    s->n_ports = w->n_ports;
+    for (size_t i = 0; i < w->n_ports; i++) {
+        (void)FL_COPY(s->ports[i].name, w->ports[i]->name);
+        s->ports[i].number = (uint16_t)w->ports[i]->number;
+    }
     seat_dirty(s);
 }
 

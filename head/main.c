@@ -10,6 +10,7 @@
 #include "common/base/file.h"
 #include "common/base/id.h"
 #include "common/base/log.h"
+#include "common/base/port.h"
 #include "common/base/str.h"
 #include "common/conf/opt.h"
 #include "head/head.h"
@@ -162,6 +163,18 @@ static enum fl_status find_ray_token(struct program *p, struct fl_err *err)
 
 /* ---- serving ---- */
 
+/* Why a port cannot be had: with whoever has it, if somebody does. */
+static enum fl_status no_port(struct fl_err *err, const char *what, const char *host_flag, const char *host,
+                              const char *port_flag, int64_t port)
+{
+    char who[160] = "", why[sizeof(err->text)];
+    bool taken = port > 0 && fl_port_holder((uint16_t)port, who, sizeof(who));
+
+    (void)FL_COPY(why, err->text);
+    return fl_fail(err, err->status, "%s cannot be served on --%s=%.64s --%s=%d: %s%s", what, host_flag, host, port_flag,
+                   (int)port, taken ? "in use by " : "", taken ? who : why);
+}
+
 static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
 {
     char target[128];
@@ -176,9 +189,7 @@ static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
     snprintf(target, sizeof(target), strchr(p->args.node_ip, ':') ? "[%s]:%d" : "%s:%d",
              p->args.node_ip, (int)p->args.port);
     if (stream_listen(p->loop, &stream_rpc, &at, &me, head_accept, p->head, &p->rpc, err) != FL_OK)
-        return fl_wrap(err, err->status,
-                       "daemons cannot be served on --node-ip-address=%s --port=%d",
-                       p->args.node_ip, (int)p->args.port);
+        return no_port(err, "daemons", "node-ip-address", p->args.node_ip, "port", p->args.port);
     (void)FL_COPY(p->rpc_at, stream_server_at(p->rpc));
     return FL_OK;
 }
@@ -202,9 +213,7 @@ static enum fl_status listen_http(struct program *p, struct fl_err *err)
     if (gethostname(self, sizeof(self) - 1) < 0 || !self[0])
         hosts[1] = NULL;
     if (http_server_create(p->loop, &c, &p->http, err) != FL_OK)
-        return fl_wrap(err, err->status,
-                       "HTTP cannot be served on --dashboard-host=%s --dashboard-port=%d",
-                       p->args.dashboard_host, (int)p->args.dashboard_port);
+        return no_port(err, "HTTP", "dashboard-host", p->args.dashboard_host, "dashboard-port", p->args.dashboard_port);
     snprintf(p->http_at, sizeof(p->http_at), strchr(shown, ':') ? "http://[%s]:%u" : "http://%s:%u",
              shown, http_server_port(p->http));
     return FL_OK;

@@ -3,12 +3,13 @@
  * A package is kept while a job that has not ended names it, and for a while after it was last
  * asked for or put; then it may go when room is needed. Daemons read packages over their stream. */
 #pragma once
+#include "common/base/limits.h"
 #include "common/base/loop.h"
 #include "node.pb-c.h"
 #include "transport/call/call.h"
 
 enum {
-    PACKAGE_MAX_BYTES = 100 << 20, /* of one; what Ray's HTTP face takes     */
+    PACKAGE_MAX_BYTES = FL_PACKAGE_MAX_BYTES,
     PACKAGE_NAME_MAX = 128,
     PACKAGE_PIECE_BYTES = 1 << 20, /* of one answer to a daemon              */
     PACKAGES_MAX = 4096,

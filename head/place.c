@@ -25,7 +25,7 @@ struct placing {
     uint64_t serial;
 };
 
-enum { PORTS_EACH = 4, PORTS_MAX = 64 };
+enum { PORTS_EACH = 4, PORTS_MAX = 1025 }; /* 256 engines of a node */
 
 /* ---- helpers ---- */
 
@@ -397,6 +397,8 @@ static enum fl_status send_prepare(struct placing *p, struct placing_node *part,
     m.has_free_ports = m.has_ports_from = true;
     m.free_ports = ports_for(p, n);
     m.ports_from = LAYOUT_FIRST_PORT;
+    m.has_port_block = true;
+    m.port_block = PORTS_EACH;
     enum fl_status st =
         m.n_leases == part->n_leases
             ? node_send(n, FL_LEASE_PREPARE, &m, HEAD_PLACE_MS, t, err)
@@ -619,6 +621,7 @@ void place_group(struct group *g)
     if (st == FL_OK)
         return;
     snprintf(g->why, sizeof(g->why), "%s", err.text);
+    g->never = st == FL_INVALID;
     g->tried = h->resources;
     if (st == FL_INVALID && by_flags && !node_away(h))
         refuse(g, &err);

@@ -4,7 +4,7 @@
 #include "common/base/log.h"
 #include "head/state.h"
 
-enum { BACKOFF_MS = 1000, BACKOFF_MAX_MS = 30000 };
+enum { BACKOFF_MS = 1000, BACKOFF_MAX_MS = 30000, PEERS_MAX = 8192 };
 
 static bool is_driver(const struct seat *s)
 {
@@ -113,7 +113,10 @@ void seat_unplug(struct seat *s)
     s->started = s->joined = s->stopping = false;
     free(s->tcp);
     free(s->unix_path);
+    free(s->ports);
     s->tcp = s->unix_path = NULL;
+    s->ports = NULL;
+    s->n_ports = 0;
     s->pid = 0;
     readings_free(s);
     seat_dirty(s);
@@ -240,6 +243,8 @@ static struct node *node_of_driver(struct head *h, struct job *j)
         return l && l->acked ? node_of(h, &l->rec->at->id) : NULL;
     }
     HASH_ITER (hh, h->nodes, n, tmp) { /* on the head's own host if it can be */
+        if (j->rec->off_head && node_is_heads(n))
+            continue;
         int rank = 1 + 2 * (strcmp(n->rec->boot_id, h->boot_id) == 0) +
                    (strcmp(n->rec->address, h->node_ip) == 0);
         if (n->state == NODE_READY && n->up &&
@@ -339,8 +344,8 @@ static void start_answered(struct send *t, enum fl_status st, const struct wire_
 struct spec { /* a WorkerSpec and what it borrows */
     Fl__WorkerSpec m;
     Fl__SeatRef who;
-    Fl__EnvVar **env, own[3], ray[6];
-    char *config; /* value of one of them */
+    Fl__EnvVar **env, own[4], ray[6];
+    char *config, *peers; /* values of some of them */
     uint64_t *leases;
     char **devices;
     char *argv[3];
@@ -373,12 +378,29 @@ static size_t spec_env_of_driver(struct spec *p, struct seat *s, size_t n)
     return env_put(p->env, n, &p->ray[4], "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES", "1");
 }
 
+/* Of the nodes that are there now: what a proxy shall not stand before. */
+static char *peers_text(struct head *h)
+{
+    struct fl_str all = FL_STR_HEAP(PEERS_MAX);
+    struct node *n, *tmp;
+
+    fl_str_add(&all, "%s", h->node_ip);
+    HASH_ITER (hh, h->nodes, n, tmp)
+        if (n->state == NODE_READY && strcmp(n->rec->address, h->node_ip) != 0 &&
+            all.len + strlen(n->rec->address) + 1 < PEERS_MAX)
+            fl_str_add(&all, ",%s", n->rec->address);
+    return must(all.data);
+}
+
 static void spec_env(struct spec *p, struct seat *s, const struct role *r)
 {
     struct head *h = s->job->head;
     const Fl__JobRec *j = s->job->rec;
     size_t n_role = r ? r->rec->launch->n_env : 0, n = 0;
+
+    p->peers = peers_text(h);
     const char *const own[][2] = { { "FURLONG_ADDRESS", h->http },
+                                   { "FURLONG_PEERS", p->peers },
                                    { "RAY_ADDRESS", h->rpc },
                                    { "PYTHONUNBUFFERED", "1" } };
 
@@ -397,6 +419,8 @@ static void spec_env(struct spec *p, struct seat *s, const struct role *r)
     p->m.working_dir = j->working_dir;
     p->m.py_modules = j->py_modules;
     p->m.n_py_modules = j->n_py_modules;
+    p->m.ports = j->ports;
+    p->m.n_ports = j->n_ports;
 }
 
 static void spec_add_lease(struct spec *p, struct head *h, uint64_t id)
@@ -487,6 +511,7 @@ static void start(struct seat *s)
     if (node_send(n, FL_WORKER_START, &p.m, HEAD_SEND_MS, &t, &err) == FL_OK)
         s->calling = true;
     free(p.config);
+    free(p.peers);
     free(p.env);
     free(p.leases);
     free(p.devices);

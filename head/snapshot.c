@@ -132,6 +132,7 @@ Fl__DecisionRec *decision_take(struct head *h, const struct group *g)
         if (n->rec->fate != FL__NODE_FATE__NODE_IN)
             continue;
         Fl__SnapNode *s = d->nodes[d->n_nodes++] = node_new(n);
+        s->takes_work &= !(g->rec->driver && g->job->rec->off_head && node_is_heads(n));
         LL_FOREACH (n->leases, u)
             take(s, u->lease);
         at = &all[count++];

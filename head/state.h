@@ -128,6 +128,7 @@ struct group {
     uint64_t tried;          /* resources as they were when it did not fit */
     uint64_t retry_ns;       /* not before */
     char why[512];           /* why not now */
+    bool never;              /* ... nor ever, with the nodes that there are */
 };
 struct decision {
     struct decision *prev, *next;
@@ -161,6 +162,11 @@ struct seat {
     bool joined, stopping, calling, dirty, refused;
     int pid;
     char *tcp, *unix_path;
+    struct seat_port {
+        char name[48];
+        uint16_t number;
+    } *ports; /* what its daemon gave it */
+    size_t n_ports;
     uint64_t ready_ns; /* waiting: not before */
     char *force_why;   /* this attempt ends without being asked; NULL: it does not */
     struct reading *readings;
@@ -364,6 +370,9 @@ struct job_ask { /* borrowed */
     const char *working_dir; /* packages, by name */
     const char *const *py_modules;
     size_t n_py_modules;
+    bool off_head;
+    const char *const *ports;
+    size_t n_ports;
 };
 enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct after *then,
                           char submission_id[64], struct fl_err *err);
@@ -377,6 +386,9 @@ enum fl_status job_ask_delete(struct head *h, struct job *j, struct after *then,
 char *job_config_json(const struct job *j);
 bool job_wants_resources(const struct job *j);
 struct seat *job_driver(struct job *j);
+/* Why it has not started, for people; false: it has. */
+bool job_waits(const struct job *j, struct fl_str *why);
+bool node_is_heads(const struct node *n); /* that the head itself runs on */
 const char *job_status_name(Fl__JobStatus s);
 void jobs_after_older(struct head *h);  /* the journal turned out to be older than the cluster */
 bool job_given_up(const struct job *j); /* by that */

@@ -109,6 +109,7 @@ static void seat_delete(struct head *h, struct seat *s)
     free(s->tcp);
     free(s->force_why);
     free(s->unix_path);
+    free(s->ports);
     free(s);
 }
 

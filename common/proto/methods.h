@@ -18,6 +18,7 @@ enum fl_method {
     FL_WORKER_STOP = 36,   /* WorkerStop -> empty            */
     FL_DELIVER = 37,       /* event Deliver                  */
     FL_NODE_SHUTDOWN = 38, /* Shutdown -> empty              */
+    FL_WORKER_ENV = 39,    /* WorkerEnvAsk -> WorkerEnv      */
     /* worker to daemon */
     FL_WORKER_READY = 64,  /* WorkerReady -> empty           */
     FL_METRIC = 65,        /* event Metric                   */

@@ -2,6 +2,9 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <strings.h>
+
+#include "common/base/str.h"
 
 #include "head/packages.h"
 
@@ -287,9 +290,39 @@ static enum fl_status runtime_env(struct form *f, const json_t *r, struct fl_err
 
 /* ---- the rest ---- */
 
+/* Names become variables of the environment: letters, digits and '_'. */
+static enum fl_status ports(struct form *f, const json_t *list, struct fl_err *err)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+    size_t i;
+    json_t *v;
+
+    if (!given(list))
+        return FL_OK;
+    if (!json_is_array(list) || json_array_size(list) > FORM_PORTS_MAX)
+        return fl_fail(err, FL_INVALID, "furlong.ports must be a list of at most %d names", FORM_PORTS_MAX);
+    f->ask.ports = f->ports;
+    json_array_foreach (EACH(list), i, v) {
+        const char *name = json_string_value(v), *number = name ? strchr(name, '=') : NULL;
+        size_t n = !name ? 0 : number ? (size_t)(number - name) : strlen(name);
+        int64_t port;
+
+        if (n == 0 || n > 40 || strspn(name, letters) < n ||
+            (number && fl_parse_i64(number + 1, 1, 65535, &port, NULL) != FL_OK))
+            return fl_fail(err, FL_INVALID,
+                           "furlong.ports: '%.60s' is neither NAME nor NAME=PORT; a name has letters, digits and '_', a port is 1 to 65535",
+                           name ? name : "null");
+        for (size_t k = 0; k < f->ask.n_ports; k++)
+            if (strncasecmp(f->ports[k], name, n) == 0 && (!f->ports[k][n] || f->ports[k][n] == '='))
+                return fl_fail(err, FL_INVALID, "furlong.ports: '%.40s' is there twice", name);
+        f->ports[f->ask.n_ports++] = name;
+    }
+    return FL_OK;
+}
+
 static enum fl_status furlong_part(struct form *f, const json_t *o, struct fl_err *err)
 {
-    const json_t *n = json_object_get(o, "driver_restarts");
+    const json_t *n = json_object_get(o, "driver_restarts"), *off = json_object_get(o, "off_head");
     const char *name;
     json_t *v;
 
@@ -299,13 +332,17 @@ static enum fl_status furlong_part(struct form *f, const json_t *o, struct fl_er
         return fl_fail(err, FL_INVALID, "furlong must be an object");
     json_object_foreach (EACH(o), name, v)
         if (strcmp(name, "driver_restarts") != 0 && strcmp(name, "run_dir") != 0 &&
-            strcmp(name, "cwd") != 0)
+            strcmp(name, "cwd") != 0 && strcmp(name, "off_head") != 0 && strcmp(name, "ports") != 0)
             return fl_fail(err, FL_INVALID, "furlong: unknown member %.60s", name);
     if (n &&
         (!json_is_integer(n) || json_integer_value(n) < 0 || json_integer_value(n) > RESTARTS_MAX))
         return fl_fail(err, FL_INVALID, "furlong.driver_restarts must be a number from 0 to %d",
                        RESTARTS_MAX);
     f->ask.driver_restarts = (uint32_t)json_integer_value(n);
+    if (off && !json_is_boolean(off))
+        return fl_fail(err, FL_INVALID, "furlong.off_head must be true or false");
+    f->ask.off_head = json_is_true(off);
+    FL_TRY(ports(f, json_object_get(o, "ports"), err));
     FL_TRY(text(f, json_object_get(o, "run_dir"), "furlong.run_dir must be a string",
                 &f->ask.run_dir, err));
     return text(f, json_object_get(o, "cwd"), "furlong.cwd must be a string", &f->ask.cwd, err);

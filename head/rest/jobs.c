@@ -246,11 +246,29 @@ json_t *rest_job_json(const struct job *j)
         rest_text(r->driver_node), "driver_exit_code", python_code(r));
 }
 
+/* Where its command runs, and why there; null before it does. */
+static json_t *driver_place(const struct job *j)
+{
+    const Fl__JobRec *r = j->rec;
+    struct seat *s = job_driver((struct job *)(uintptr_t)j);
+    struct node *n = s ? seat_node(s) : NULL;
+    const char *why = job_wants_resources(j)  ? "it has what the command asked for"
+                      : r->off_head           ? "any node but the head's own was asked for"
+                      : n && !node_is_heads(n) ? "the head's own node takes no work now"
+                                               : "the head's own node: the command asked for no resources";
+
+    if (!r->driver_node)
+        return json_null();
+    return json_pack("{s:s*,s:s*,s:s}", "node", n ? n->rec->name : r->driver_node, "address", r->driver_address, "why", why);
+}
+
 /* Ours: the same, and what Ray has no field for. */
 static json_t *own_json(const struct job *j)
 {
     const Fl__JobRec *r = j->rec;
     json_t *o = rest_job_json(j);
+    char text[640];
+    struct fl_str why = FL_STR_ON(text);
 
     json_object_set_new(o, "exit_code",
                         r->has_exit_code ? json_integer(r->exit_code) : json_null());
@@ -260,6 +278,8 @@ static json_t *own_json(const struct job *j)
     json_object_set_new(o, "run_dir", rest_text(r->run_dir));
     json_object_set_new(o, "driver_attempt", json_integer(r->attempt));
     json_object_set_new(o, "id", rest_hex(&r->id));
+    json_object_set_new(o, "why", job_waits(j, &why) ? json_string(text) : json_null());
+    json_object_set_new(o, "driver", driver_place(j));
     return o;
 }
 

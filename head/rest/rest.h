@@ -28,6 +28,8 @@ void rest_workers(void *head, struct http_req *req);
 void rest_groups(void *head, struct http_req *req);
 void rest_leases(void *head, struct http_req *req);
 void rest_devices(void *head, struct http_req *req);
+void rest_job_env(void *head, struct http_req *req);
+void rest_ports(void *head, struct http_req *req);
 void rest_explain(void *head, struct http_req *req);
 void rest_shutdown(void *head, struct http_req *req);
 void rest_metrics(void *head, struct http_req *req);

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "common/base/file.h"
+#include "common/base/port.h"
 #include "common/base/str.h"
 #include "common/gpu/probe.h"
 #include "worker/doctor/priv.h"
@@ -185,78 +186,12 @@ static void look_nccl(bool devices, struct doctor_list *l)
 }
 
 /* ==== ports ======================================================================================== */
-static unsigned long listener_inode(uint16_t port)
-{
-    static const char *const files[] = { "/proc/net/tcp", "/proc/net/tcp6" };
-    unsigned long inode = 0;
-    char line[512];
-
-    for (size_t i = 0; i < 2 && !inode; i++) {
-        FILE *f = fopen(files[i], "re");
-
-        while (f && fgets(line, sizeof(line), f)) {
-            unsigned local, state;
-            unsigned long ino;
-
-            if (sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s %*s %*s %*s %lu", &local, &state, &ino) == 3 &&
-                local == port && state == 0x0a)
-                inode = ino;
-        }
-        if (f)
-            fclose(f);
-    }
-    return inode;
-}
-
-/* Whose socket it is, as far as this user may see. */
-static void name_holder(unsigned long inode, char *out, size_t cap)
-{
-    char want[64], path[300], link[128];
-    DIR *proc = opendir("/proc");
-
-    *out = 0;
-    snprintf(want, sizeof(want), "socket:[%lu]", inode);
-    for (struct dirent *p; proc && !*out && (p = readdir(proc));) {
-        DIR *fds;
-
-        if (!isdigit((unsigned char)p->d_name[0]))
-            continue;
-        snprintf(path, sizeof(path), "/proc/%s/fd", p->d_name);
-        fds = opendir(path);
-        for (struct dirent *e; fds && !*out && (e = readdir(fds));) {
-            char comm[64] = "";
-            ssize_t n;
-
-            snprintf(path, sizeof(path), "/proc/%s/fd/%s", p->d_name, e->d_name);
-            n = readlink(path, link, sizeof(link) - 1);
-            link[n > 0 ? n : 0] = 0;
-            if (strcmp(link, want) != 0)
-                continue;
-            snprintf(path, sizeof(path), "/proc/%s/comm", p->d_name);
-            FILE *f = fopen(path, "re");
-
-            if (f && !fgets(comm, sizeof(comm), f))
-                *comm = 0;
-            if (f)
-                fclose(f);
-            comm[strcspn(comm, "\n")] = 0;
-            snprintf(out, cap, "pid %s (%s)", p->d_name, comm);
-        }
-        if (fds)
-            closedir(fds);
-    }
-    if (proc)
-        closedir(proc);
-}
-
 static void look_port(const char *what, uint16_t port, struct doctor_list *l)
 {
-    unsigned long inode = listener_inode(port);
-    char holder[128] = "";
+    char holder[160];
+    bool taken = fl_port_holder(port, holder, sizeof(holder));
 
-    if (inode)
-        name_holder(inode, holder, sizeof(holder));
-    doctor_judge_port(what, port, inode == 0, holder, l);
+    doctor_judge_port(what, port, !taken, holder, l);
 }
 
 /* ==== addresses ==================================================================================== */

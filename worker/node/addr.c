@@ -1,5 +1,6 @@
 #include "worker/node/addr.h"
 #include "common/base/fault.h"
+#include "common/base/port.h"
 #include "common/base/str.h"
 #include <errno.h>
 #include <arpa/inet.h>
@@ -189,10 +190,17 @@ static bool port_is_free(const char *addr, uint16_t port)
 enum fl_status node_port_free(const char *addr, uint16_t *from, uint16_t *out, struct fl_err *err)
 {
     uint32_t at = *from < 1024 ? 20000 : *from;
+    uint16_t first, last;
+
+    fl_port_ephemeral(&first, &last);
+    if (first <= 1024 && last == 65535) /* there is nothing outside it */
+        first = last = 0;
 
     for (unsigned i = 0; i < PORT_TRIES && !FL_FAULT("node.port"); i++, at++) {
         if (at > 65535)
             at = 1024;
+        if (at >= first && at <= last) /* an outgoing connection may take it the next moment */
+            at = last < 65535 ? last + 1u : 1024;
         if (!port_is_free(addr, (uint16_t)at))
             continue;
         *out = (uint16_t)at;

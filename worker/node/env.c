@@ -3,6 +3,7 @@
 #include "common/base/str.h"
 #include "worker/node/visible.h"
 #include "worker/proc/lost.h"
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -163,6 +164,45 @@ static void set_address(struct env *e, const struct node_addr *addr)
     env_default(e, "GLOO_SOCKET_IFNAME", addr->iface);
 }
 
+static void set_ports(struct env *e, const Fl__WorkerSpec *s)
+{
+    for (size_t i = 0; i < s->n_ports; i++) {
+        char name[64] = "FURLONG_PORT_";
+        size_t at = strlen(name);
+        const char *p = s->ports[i];
+
+        for (; *p && *p != '=' && at < sizeof(name) - 1; p++)
+            name[at++] = (char)toupper((unsigned char)*p);
+        name[at] = 0;
+        env_set(e, name, *p ? p + 1 : "");
+    }
+}
+
+/* Where a proxy is set, the cluster's own addresses are kept from it: added to what the user wrote, never in its place. */
+static void set_no_proxy(struct env *e, const Fl__WorkerSpec *s, const struct node_addr *addr)
+{
+    static const char *const proxies[] = { "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY" };
+    static const char *const names[] = { "no_proxy", "NO_PROXY" };
+    const char *lower = env_get(e, "no_proxy"), *upper = env_get(e, "NO_PROXY"), *peers = env_get(e, "FURLONG_PEERS");
+    const char *was = lower && *lower ? lower : upper ? upper : "";
+    struct fl_str all = FL_STR_HEAP(64 << 10);
+    bool any = false;
+
+    for (size_t i = 0; i < FL_LEN(proxies); i++)
+        any |= env_get(e, proxies[i]) && *env_get(e, proxies[i]);
+    if (!any)
+        return;
+    fl_str_add(&all, "%s%slocalhost,127.0.0.1,::1,%s", was, *was ? "," : "", addr->text);
+    if (s->master_addr && *s->master_addr)
+        fl_str_add(&all, ",%s", s->master_addr);
+    if (peers && *peers)
+        fl_str_add(&all, ",%s", peers);
+    e->failed |= all.cut;
+    for (size_t i = 0; i < FL_LEN(names) && !e->failed; i++)
+        env_set(e, names[i], fl_str_text(&all));
+    fl_str_fini(&all);
+}
+
 enum fl_status node_env_make(const struct node_env_in *in, char ***out, struct fl_err *err)
 {
     const Fl__WorkerSpec *s = in->spec;
@@ -186,6 +226,8 @@ enum fl_status node_env_make(const struct node_env_in *in, char ***out, struct f
     set_devices(&e, s);
     set_ranks(&e, s, in->addr);
     set_address(&e, in->addr);
+    set_ports(&e, s);
+    set_no_proxy(&e, s, in->addr);
     env_set_u(&e, "FURLONG_SEAT_FD", (uint32_t)in->seat_fd);
     env_set(&e, "FURLONG_JOB", s->job_name);
     env_set(&e, "FURLONG_ROLE", s->role);

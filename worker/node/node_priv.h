@@ -20,6 +20,7 @@
 enum {
     NODE_KEY_BYTES = 32,
     NODE_WORKERS_MAX = 1024,
+    NODE_WORKER_PORTS = 16,
     NODE_BACKOFF_MIN_MS = 100,
     NODE_BACKOFF_MAX_MS = 2000,
     NODE_CALL_MS = 10000, /* a call to the head that should be answered at once */
@@ -105,6 +106,8 @@ struct worker_msg {                                            /* what a WorkerS
     Fl__WorkerState state;
     Fl__SeatRef who;
     Fl__Exit exit;
+    Fl__Port port[NODE_WORKER_PORTS], *ports[NODE_WORKER_PORTS];
+    char name[NODE_WORKER_PORTS][48];
 };
 void worker_msg_make(const struct worker *w, struct worker_msg *out);
 void worker_tell(struct worker *w); /* now, if the head is there and does not know */
@@ -175,8 +178,9 @@ struct node {
     struct {
         uint16_t port;
         uint64_t lease;
-    } given[512]; /* ports: nobody else gets them while the lease lives */
+    } given[4096]; /* ports: nobody else gets them while the lease lives */
     size_t n_given;
+    uint16_t ports_from; /* where the next is looked for; 0: at the beginning */
     struct gpu_watch *gpus; /* NULL: none but logical ones */
     struct holders *holders; /* NULL as well then */
     struct fl_metrics *metrics;

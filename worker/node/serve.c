@@ -1,13 +1,16 @@
 /* worker/node/serve.c - what the head asks of this node */
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/proto/methods.h"
 #include "common/proto/pb.h"
 #include "worker/node/node_priv.h"
 #include "worker/node/package.h"
+#include "worker/node/ports.h"
 
-enum { PORTS_MAX = 256, PORTS_FROM = 20000 };
+enum { ENV_MAX_BYTES = 2 << 20 }; /* as much as Linux lets a program have, and its arguments */
 
 struct release { /* answered when the last of its leases is free */
     struct release *next;
@@ -45,72 +48,24 @@ static void *decode(struct node *n, struct call_req *req, const struct wire_msg 
     return msg;
 }
 
-/* Of leases that are gone, and of the one that asks again. */
-static void given_forget(struct node *n, uint64_t lease)
-{
-    for (size_t i = n->n_given; i-- > 0;)
-        if (n->given[i].lease == lease || !node_leases_has(n->leases, n->given[i].lease))
-            n->given[i] = n->given[--n->n_given];
-}
-
-static bool is_given(const struct node *n, uint16_t port)
-{
-    for (size_t i = 0; i < n->n_given; i++)
-        if (n->given[i].port == port)
-            return true;
-    return false;
-}
-
-/* Whoever gets a port binds it minutes later, when its model is loaded: until its lease ends no
- * other group is told the same. */
-static enum fl_status ports_find(struct node *n, const Fl__LeasePrepare *m,
-                                 uint32_t ports[PORTS_MAX], struct fl_err *err)
-{
-    uint16_t from =
-        m->has_ports_from && m->ports_from <= 65535 ? (uint16_t)m->ports_from : PORTS_FROM;
-    uint64_t lease = m->n_leases ? m->leases[0]->id : 0;
-
-    given_forget(n, lease);
-    if (m->free_ports > PORTS_MAX || n->n_given + m->free_ports > FL_LEN(n->given))
-        return fl_fail(err, FL_EXHAUSTED,
-                       "%u ports asked, at most %d at once, and %zu of %zu are given",
-                       m->free_ports, PORTS_MAX, n->n_given, FL_LEN(n->given));
-    for (uint32_t i = 0; i < m->free_ports;) {
-        uint16_t port;
-
-        FL_TRY(node_port_free(n->addr.text, &from, &port, err));
-        if (!is_given(n, port))
-            ports[i++] = port;
-    }
-    return FL_OK;
-}
-
-static void ports_give(struct node *n, const Fl__LeasePrepare *m, const uint32_t *ports)
-{
-    for (uint32_t i = 0; i < m->free_ports && m->n_leases; i++) {
-        n->given[n->n_given].port = (uint16_t)ports[i];
-        n->given[n->n_given++].lease = m->leases[0]->id;
-    }
-}
-
 static void on_prepare(void *service, struct call_req *req, const struct wire_msg *w)
 {
     struct node *n = service;
     Fl__LeasePrepare *m = decode(n, req, w, &fl__lease_prepare__descriptor);
     Fl__LeasePrepared reply = FL__LEASE_PREPARED__INIT;
-    uint32_t ports[PORTS_MAX];
+    uint32_t ports[NODE_PORTS_MAX];
     struct fl_err err;
 
     if (!m)
         return;
     enum fl_status st = node_may_start(n)
-                            ? ports_find(n, m, ports, &err)
+                            ? node_ports_find(n, m, ports, &err)
                             : fl_fail(&err, FL_CANCELLED, "node %s is ending", n->name);
 
     if (st == FL_OK)
         st = node_leases_prepare(n->leases, m, &n->ident.highest, &n->ident.me, &err);
     if (st == FL_OK) {
-        ports_give(n, m, ports);
+        node_ports_give(n, m, ports);
         reply.ports = ports;
         reply.n_ports = m->free_ports;
         struct fl_bytes b = node_pack(&reply.base);
@@ -325,6 +280,70 @@ static void on_deliver(void *service, struct call_req *req, const struct wire_ms
     fl__deliver__free_unpacked(m, NULL);
 }
 
+/* From the kernel: what it was started with, whatever it has made of it since. */
+static enum fl_status read_env(const struct worker *w, Fl__WorkerEnv *out, char **held, struct fl_err *err)
+{
+    char path[64], *end;
+    size_t len, n = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/environ", w->pid);
+    FL_TRY(fl_file_read(path, ENV_MAX_BYTES, held, &len, err));
+    for (char *p = *held; p < *held + len; p += strlen(p) + 1)
+        n++;
+    Fl__EnvVar *all = calloc(n + 1, sizeof(*all));
+
+    out->env = calloc(n + 1, sizeof(*out->env));
+    if (!all || !out->env) {
+        free(all);
+        return fl_fail(err, FL_EXHAUSTED, "no memory for the environment of %s", w->name);
+    }
+    out->env[0] = all; /* freed by its first */
+    for (char *p = *held; p < *held + len; p = end + 1) {
+        char *eq = strchr(p, '=');
+
+        end = p + strlen(p);
+        if (!eq)
+            continue;
+        *eq = 0;
+        all[out->n_env] = (Fl__EnvVar)FL__ENV_VAR__INIT;
+        all[out->n_env].name = p;
+        all[out->n_env].value = eq + 1;
+        out->env[out->n_env] = &all[out->n_env];
+        out->n_env++;
+    }
+    return FL_OK;
+}
+
+static void on_worker_env(void *service, struct call_req *req, const struct wire_msg *w)
+{
+    struct node *n = service;
+    Fl__WorkerEnvAsk *m = decode(n, req, w, &fl__worker_env_ask__descriptor);
+    Fl__WorkerEnv reply = FL__WORKER_ENV__INIT;
+    struct fl_seat_ref who;
+    struct fl_err err;
+    char *held = NULL;
+
+    if (!m)
+        return;
+    struct worker *k = seat_of(m->who, &who) ? worker_find(n, &who) : NULL;
+    enum fl_status st = k && k->pid && !k->gone ? read_env(k, &reply, &held, &err)
+                                                : fl_fail(&err, FL_NOT_FOUND, "it does not run on node %s", n->name);
+
+    if (st == FL_OK && req) {
+        struct fl_bytes b = node_pack(&reply.base);
+
+        call_reply(req, b, (struct fl_bytes){ 0 });
+        free((void *)(uintptr_t)b.data);
+    } else {
+        refuse(req, &err);
+    }
+    if (reply.env)
+        free(reply.env[0]);
+    free(reply.env);
+    free(held);
+    fl__worker_env_ask__free_unpacked(m, NULL);
+}
+
 static void on_shutdown(void *service, struct call_req *req, const struct wire_msg *w)
 {
     struct node *n = service;
@@ -346,5 +365,6 @@ const struct call_method node_serve_methods[] = {
     { FL_WORKER_STOP, "worker_stop", on_stop, NULL, NULL },
     { FL_DELIVER, "deliver", on_deliver, NULL, NULL },
     { FL_NODE_SHUTDOWN, "node_shutdown", on_shutdown, NULL, NULL },
+    { FL_WORKER_ENV, "worker_env", on_worker_env, NULL, NULL },
 };
 const size_t node_serve_n_methods = FL_LEN(node_serve_methods);

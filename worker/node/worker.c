@@ -15,6 +15,7 @@
 #include "worker/node/devmem.h"
 #include "worker/node/env.h"
 #include "worker/node/package.h"
+#include "worker/node/ports.h"
 #include "worker/node/seat.h"
 #include "worker/node/stray.h"
 
@@ -76,6 +77,16 @@ void worker_msg_make(const struct worker *w, struct worker_msg *m)
     s->unix_path = w->joined ? (char *)(uintptr_t)w->unix_path : NULL;
     s->leases = w->spec->leases;
     s->n_leases = w->spec->n_leases;
+    s->ports = m->ports;
+    for (size_t i = 0; i < w->spec->n_ports && i < FL_LEN(m->port); i++) {
+        const char *eq = strchr(w->spec->ports[i], '=');
+
+        m->port[i] = (Fl__Port)FL__PORT__INIT;
+        m->port[i].name = m->name[i];
+        snprintf(m->name[i], sizeof(m->name[i]), "%.*s", (int)strcspn(w->spec->ports[i], "="), w->spec->ports[i]);
+        m->port[i].number = eq ? (uint32_t)strtoul(eq + 1, NULL, 10) : 0;
+        m->ports[s->n_ports++] = &m->port[i];
+    }
     if (!end_may_show(w))
         return;
     s->phase = FL__WORKER_PHASE__WORKER_GONE;
@@ -574,7 +585,9 @@ enum fl_status worker_start(struct node *n, const Fl__WorkerSpec *spec, struct f
         return fl_fail(err, FL_EXHAUSTED, "node %s runs %d workers already, which is the most; end some, or add a node",
                        n->name, NODE_WORKERS_MAX);
     FL_TRY(worker_new(n, spec_copy(spec), &w, err));
-    st = folder_make(w, err);
+    st = node_ports_of_worker(n, w->spec, err);
+    if (st == FL_OK)
+        st = folder_make(w, err);
     node_devmem_before(w);
     if (st == FL_OK)
         st = spawn(w, err);

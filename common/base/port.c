@@ -1,0 +1,105 @@
+#include "common/base/port.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static unsigned long listener_inode(uint16_t port)
+{
+    static const char *const files[] = { "/proc/net/tcp", "/proc/net/tcp6" };
+    unsigned long inode = 0;
+    char line[512];
+
+    for (size_t i = 0; i < FL_LEN(files) && !inode; i++) {
+        FILE *f = fopen(files[i], "re");
+
+        while (f && fgets(line, sizeof(line), f)) {
+            unsigned local, state;
+            unsigned long ino;
+
+            if (sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s %*s %*s %*s %lu", &local, &state, &ino) == 3 &&
+                local == port && state == 0x0a)
+                inode = ino;
+        }
+        if (f)
+            fclose(f);
+    }
+    return inode;
+}
+
+static bool has_socket(const char *pid, const char *want)
+{
+    char path[300], link[128];
+    bool found = false;
+    DIR *fds;
+
+    snprintf(path, sizeof(path), "/proc/%s/fd", pid);
+    fds = opendir(path);
+    for (struct dirent *e; fds && !found && (e = readdir(fds));) {
+        snprintf(path, sizeof(path), "/proc/%s/fd/%s", pid, e->d_name);
+        ssize_t n = readlink(path, link, sizeof(link) - 1);
+
+        link[n > 0 ? n : 0] = 0;
+        found = strcmp(link, want) == 0;
+    }
+    if (fds)
+        closedir(fds);
+    return found;
+}
+
+/* The beginning of its command line, words apart by spaces; its name where it has none. */
+static void say_process(const char *pid, char *who, size_t cap)
+{
+    char path[300], cmd[96] = "";
+    size_t n = 0;
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%s/cmdline", pid);
+    f = fopen(path, "re");
+    if (f) {
+        n = fread(cmd, 1, sizeof(cmd) - 1, f);
+        fclose(f);
+    }
+    while (n && !cmd[n - 1])
+        n--;
+    for (size_t i = 0; i < n; i++)
+        if (!cmd[i] || iscntrl((unsigned char)cmd[i]))
+            cmd[i] = ' ';
+    snprintf(who, cap, "pid %s (%s)", pid, n ? cmd : "without a command line");
+}
+
+bool fl_port_holder(uint16_t port, char *who, size_t cap)
+{
+    unsigned long inode = listener_inode(port);
+    bool found = false;
+    char want[64];
+    DIR *proc;
+
+    *who = 0;
+    if (!inode)
+        return false;
+    snprintf(want, sizeof(want), "socket:[%lu]", inode);
+    proc = opendir("/proc");
+    for (struct dirent *p; proc && !found && (p = readdir(proc));) {
+        found = isdigit((unsigned char)p->d_name[0]) && has_socket(p->d_name, want);
+        if (found)
+            say_process(p->d_name, who, cap);
+    }
+    if (proc)
+        closedir(proc);
+    if (!found)
+        snprintf(who, cap, "a process of another user");
+    return true;
+}
+
+void fl_port_ephemeral(uint16_t *first, uint16_t *last)
+{
+    FILE *f = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
+
+    if (!f || fscanf(f, "%hu %hu", first, last) != 2)
+        *first = *last = 0;
+    if (f)
+        fclose(f);
+}

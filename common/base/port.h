@@ -1,0 +1,8 @@
+/* common/base/port.h - who listens at a port of this host (its network namespace) */
+#pragma once
+#include "common/base/base.h"
+
+/* True: somebody does; who is "pid 12 (python3 -m http.server)", or that it is another user's. */
+bool fl_port_holder(uint16_t port, char *who, size_t cap);
+/* The range that outgoing connections take their ports from; 0 and 0 when it cannot be read. */
+void fl_port_ephemeral(uint16_t *first, uint16_t *last);

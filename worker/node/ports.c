@@ -1,0 +1,120 @@
+#include "worker/node/ports.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/base/port.h"
+
+enum { PORTS_FROM = 20000 };
+
+static uint32_t number_of(const char *port) /* "NAME=PORT"; 0: "NAME" */
+{
+    const char *eq = strchr(port, '=');
+
+    return eq ? (uint32_t)strtoul(eq + 1, NULL, 10) : 0;
+}
+
+/* Of leases that are gone, and of the one that asks again. */
+static void given_forget(struct node *n, uint64_t lease)
+{
+    for (size_t i = n->n_given; i-- > 0;)
+        if (n->given[i].lease == lease || !node_leases_has(n->leases, n->given[i].lease))
+            n->given[i] = n->given[--n->n_given];
+}
+
+static bool is_given(const struct node *n, uint32_t port)
+{
+    for (size_t i = 0; i < n->n_given; i++)
+        if (n->given[i].port == port)
+            return true;
+    for (const struct worker *w = n->workers; w; w = w->hh.next)
+        for (size_t i = 0; i < w->spec->n_ports && !w->gone; i++)
+            if (number_of(w->spec->ports[i]) == port)
+                return true;
+    return false;
+}
+
+/* count in a row from *from on; *from moves behind them. */
+static enum fl_status find_row(struct node *n, uint16_t *from, uint32_t count, uint32_t *out, struct fl_err *err)
+{
+    uint32_t have = 0;
+
+    while (have < count) {
+        uint16_t port;
+
+        FL_TRY(node_port_free(n->addr.text, from, &port, err));
+        if (is_given(n, port))
+            have = 0;
+        else if (have && port != out[have - 1] + 1) {
+            out[0] = port;
+            have = 1;
+        } else {
+            out[have++] = port;
+        }
+    }
+    return FL_OK;
+}
+
+/* Whoever gets a port binds it minutes later, when its model is loaded: until its lease ends no
+ * other group is told the same. */
+enum fl_status node_ports_find(struct node *n, const Fl__LeasePrepare *m, uint32_t ports[NODE_PORTS_MAX],
+                               struct fl_err *err)
+{
+    uint16_t from = m->has_ports_from && m->ports_from <= 65535 ? (uint16_t)m->ports_from : PORTS_FROM;
+    uint32_t block = m->has_port_block && m->port_block ? m->port_block : 1;
+    uint64_t lease = m->n_leases ? m->leases[0]->id : 0;
+
+    given_forget(n, lease);
+    if (m->free_ports > NODE_PORTS_MAX || n->n_given + m->free_ports > FL_LEN(n->given))
+        return fl_fail(err, FL_EXHAUSTED, "%u ports asked, at most %d at once, and %zu of %zu are given", m->free_ports,
+                       NODE_PORTS_MAX, n->n_given, FL_LEN(n->given));
+    for (uint32_t i = 0; i < m->free_ports; i += block)
+        FL_TRY(find_row(n, &from, m->free_ports - i < block ? m->free_ports - i : block, &ports[i], err));
+    return FL_OK;
+}
+
+void node_ports_give(struct node *n, const Fl__LeasePrepare *m, const uint32_t *ports)
+{
+    for (uint32_t i = 0; i < m->free_ports && m->n_leases; i++) {
+        n->given[n->n_given].port = (uint16_t)ports[i];
+        n->given[n->n_given++].lease = m->leases[0]->id;
+    }
+}
+
+static enum fl_status named_port(struct node *n, const char *port, struct fl_err *err)
+{
+    uint32_t number = number_of(port);
+    char who[160];
+    int len = (int)strcspn(port, "=");
+
+    if (number < 1 || number > 65535)
+        return fl_fail(err, FL_INVALID, "%.60s: a port is a number from 1 to 65535", port);
+    if (fl_port_holder((uint16_t)number, who, sizeof(who)))
+        return fl_fail(err, FL_EXISTS, "port %u (%.*s) of node %s is taken by %s", number, len, port, n->name, who);
+    if (is_given(n, number))
+        return fl_fail(err, FL_EXISTS, "port %u (%.*s) of node %s is given to other work that has not bound it yet; see furlong list ports",
+                       number, len, port, n->name);
+    return FL_OK;
+}
+
+enum fl_status node_ports_of_worker(struct node *n, Fl__WorkerSpec *spec, struct fl_err *err)
+{
+    for (size_t i = 0; i < spec->n_ports; i++)
+        if (strchr(spec->ports[i], '='))
+            FL_TRY(named_port(n, spec->ports[i], err));
+    for (size_t i = 0; i < spec->n_ports; i++) {
+        uint16_t from = n->ports_from ? n->ports_from : PORTS_FROM;
+        uint32_t port;
+        char *both;
+
+        if (strchr(spec->ports[i], '='))
+            continue;
+        FL_TRY(find_row(n, &from, 1, &port, err));
+        n->ports_from = from; /* on and on: one that was just let go may linger with its last user */
+        if (asprintf(&both, "%s=%u", spec->ports[i], port) < 0)
+            return fl_fail(err, FL_EXHAUSTED, "no memory for a port");
+        free(spec->ports[i]);
+        spec->ports[i] = both;
+    }
+    return FL_OK;
+}
