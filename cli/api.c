@@ -207,6 +207,17 @@ static void last_words(const char *body, char *out, size_t cap)
             *p = ' ';
 }
 
+/* On Ray's paths the head answers with the last line of Ray's trace: what follows the name of its exception. */
+static const char *ray_said(const struct http_answer *a)
+{
+    static const char *const kinds[] = { "ValueError: ", "TypeError: ", "RuntimeError: " };
+
+    for (size_t i = 0; i < FL_LEN(kinds); i++)
+        if (a->body_len > strlen(kinds[i]) && strncmp(a->body, kinds[i], strlen(kinds[i])) == 0)
+            return a->body + strlen(kinds[i]);
+    return NULL;
+}
+
 static enum fl_status explain(const struct cli_cluster *c, const char *path,
                               const struct http_answer *a, struct fl_err *err)
 {
@@ -217,6 +228,8 @@ static enum fl_status explain(const struct cli_cluster *c, const char *path,
 
     if (*said) {
         (void)fl_fail(err, st, "%s", said);
+    } else if (ray_said(a)) {
+        (void)fl_fail(err, st, "%s", ray_said(a));
     } else {
         last_words(a->body_len ? a->body : "(nothing)", words, sizeof(words));
         (void)fl_fail(err, st, "%s%s answered %u: %s", c->url, path, a->status, words);

@@ -10,7 +10,7 @@
 #include "common/base/loop.h"
 #include "common/base/str.h"
 
-enum { POLL_MS = 20000, ASK_MS = 30000, BACK_OFF_MS = 200, STOP_MS = 10000, BAR_CELLS = 24, OWN_MAX = 2, OWN_GRACE_MS = 1000 };
+enum { POLL_MS = 20000, ASK_MS = 30000, BACK_OFF_MS = 200, STOP_MS = 10000, BAR_CELLS = 24, OWN_MAX = 2, OWN_GRACE_MS = 1000, LOOK_MS = 500 };
 
 /* One of the two things that are read to their end: the log's bytes and the step records. */
 struct reader {
@@ -29,7 +29,9 @@ struct follow {
     struct fl_loop *loop;
     struct http_client *client;
     struct reader log, steps;
-    struct http_call stop;
+    struct http_call stop, look;
+    struct fl_timer look_due; /* while it has not started: why not */
+    char waits[512];
     unsigned interrupts;
     uint64_t away_since_ns; /* 0: the head answers */
     bool head_away_said, bar_drawn, line_open;
@@ -211,6 +213,42 @@ static void ask(struct reader *r)
         away(r, &err);
 }
 
+/* ==== why it has not started yet ==================================================================== */
+static void on_look_due(struct fl_timer *t, uint64_t now_ns)
+{
+    struct follow *f = container_of(t, struct follow, look_due);
+    char url[CLI_URL_BYTES + 256], bearer[128] = "Authorization: Bearer ";
+    struct fl_str u = FL_STR_ON(url);
+    const char *headers[] = { bearer, NULL };
+
+    (void)now_ns;
+    fl_str_add(&u, "%s/api/furlong/jobs/%s", f->c->url, f->job);
+    (void)fl_copy(bearer + strlen(bearer), sizeof(bearer) - strlen(bearer), f->c->token);
+    struct http_ask a = { .url = url, .headers = *f->c->token ? headers : NULL, .timeout_ms = ASK_MS };
+
+    if (http_start(f->client, &a, &f->look, NULL) != FL_OK)
+        fl_timer_arm_in(f->loop, &f->look_due, LOOK_MS);
+}
+
+static void on_look(struct http_call *call, enum fl_status st, struct http_answer *a, const struct fl_err *err)
+{
+    struct follow *f = container_of(call, struct follow, look);
+    json_t *o = st == FL_OK && a->status == 200 ? json_loadb(a->body, a->body_len, JSON_REJECT_DUPLICATES, NULL) : NULL;
+    const char *why = cli_text(o, "why");
+
+    (void)err;
+    if (st == FL_CANCELLED)
+        return;
+    if (*why && strcmp(why, f->waits) != 0) {
+        (void)FL_COPY(f->waits, why);
+        bar_clear(f);
+        fprintf(stderr, "job %s waits: %s\n", f->job, why);
+    }
+    if (!o || strcmp(cli_text(o, "status"), "PENDING") == 0)
+        fl_timer_arm_in(f->loop, &f->look_due, LOOK_MS);
+    json_decref(o);
+}
+
 /* ==== a private cluster's own daemons ============================================================== */
 static void on_own_due(struct fl_timer *t, uint64_t now_ns)
 {
@@ -305,6 +343,8 @@ enum fl_status cli_follow(const struct cli_cluster *c, const char *job, const st
     f.steps = (struct reader){ .f = &f, .call = { .done = on_answer }, .again = { .fire = on_again },
                                .take = take_steps, .what = "steps", .query = "from" };
     f.stop.done = on_stop_answer;
+    f.look.done = on_look;
+    f.look_due.fire = on_look_due;
     f.own_due.fire = on_own_due;
     for (size_t i = 0; i < OWN_MAX; i++)
         f.own[i] = (struct own_watch){ .f = &f, .fd = -1 };
@@ -318,6 +358,7 @@ enum fl_status cli_follow(const struct cli_cluster *c, const char *job, const st
         ask(&f.steps);
         if (!f.log.over)
             ask(&f.log);
+        fl_timer_arm_in(f.loop, &f.look_due, LOOK_MS);
         fl_loop_run(f.loop);
         bar_clear(&f);
         st = f.st;
@@ -327,6 +368,7 @@ enum fl_status cli_follow(const struct cli_cluster *c, const char *job, const st
     for (size_t i = 0; i < OWN_MAX; i++)
         cli_daemon_unwatch(f.own[i].watch, f.own[i].fd);
     fl_timer_cancel(&f.own_due);
+    fl_timer_cancel(&f.look_due);
     fl_timer_cancel(&f.log.again);
     fl_timer_cancel(&f.steps.again);
     http_client_destroy(f.client);

@@ -16,6 +16,7 @@ struct cli_follow {
     bool leave;           /* Ctrl-C stops the watching, not the job               */
     bool bar;             /* a progress bar on stderr, which is a terminal       */
     int64_t total;        /* steps of the run, for the bar; 0: not known         */
+    const char *tried;    /* the command, shown where a shell did not find it; NULL: not known */
     uint32_t away_max_ms; /* a head that is away for longer ends the watching    */
     const struct cli_daemon *own; /* of a private cluster, at most 2: nobody starts them again */
     size_t n_own;

@@ -6,86 +6,11 @@
 #include "cli/cli.h"
 #include "cli/follow.h"
 #include "cli/job.h"
-#include "cli/quote.h"
 #include "common/base/str.h"
 
-/* ==== submit ======================================================================================= */
-struct submit {
-    struct cli_common common;
-    const char *id, *env_json, *working_dir, *metadata, *resources;
-    double cpus, gpus;
-    uint64_t memory;
-    int64_t restarts;
-    bool no_wait;
-};
-static const struct fl_opt submit_opts[] = {
-    { FL_OPT_TEXT, "submission-id", .arg = "ID", .at = offsetof(struct submit, id), .help = "(default: made by the head)" },
-    { FL_OPT_TEXT, "runtime-env-json", .arg = "JSON", .at = offsetof(struct submit, env_json), .help = "env_vars and working_dir of the job" },
-    { FL_OPT_TEXT, "working-dir", .arg = "FOLDER", .at = offsetof(struct submit, working_dir), .help = "where it starts, on the driver's node (default: here)" },
-    { FL_OPT_TEXT, "metadata-json", .arg = "JSON", .at = offsetof(struct submit, metadata), .help = "strings to keep with the job" },
-    { FL_OPT_REAL, "entrypoint-num-cpus", .arg = "N", .max = 1e6, .at = offsetof(struct submit, cpus), .help = "reserved for the command itself" },
-    { FL_OPT_REAL, "entrypoint-num-gpus", .arg = "N", .max = 1e6, .at = offsetof(struct submit, gpus), .help = "reserved for the command itself" },
-    { FL_OPT_BYTES, "entrypoint-memory", .arg = "BYTES", .at = offsetof(struct submit, memory), .help = "reserved for the command itself" },
-    { FL_OPT_TEXT, "entrypoint-resources", .arg = "JSON", .at = offsetof(struct submit, resources), .help = "reserved for the command itself" },
-    { FL_OPT_INT, "driver-restarts", .arg = "N", .fallback = "0", .max = 1000, .at = offsetof(struct submit, restarts),
-      .help = "start the command again when it fails, so often" },
-    { FL_OPT_SWITCH, "no-wait", .at = offsetof(struct submit, no_wait), .help = "print the id and leave it running" },
-    { 0 }
-};
+enum { STOP_LOOK_MS = 50 };
 
-/* Sets o[name] to the object that text holds; false and a sentence when it is none. */
-static bool put_object(json_t *o, const char *name, const char *flag, const char *text)
-{
-    json_error_t bad;
-    json_t *v = text ? json_loads(text, JSON_REJECT_DUPLICATES, &bad) : NULL;
-
-    if (!text)
-        return true;
-    if (!json_is_object(v)) {
-        json_decref(v);
-        (void)cli_misused("furlong job submit", "--%s: %s", flag, v ? "an object is wanted" : bad.text);
-        return false;
-    }
-    return json_object_set_new(o, name, v) == 0;
-}
-
-static json_t *submission(const struct submit *s, const char *entrypoint)
-{
-    char here[4096];
-    json_t *o = json_pack("{s:s}", "entrypoint", entrypoint);
-    const char *cwd = s->working_dir ? s->working_dir : getcwd(here, sizeof(here));
-    bool ok = o && put_object(o, "runtime_env", "runtime-env-json", s->env_json) &&
-              put_object(o, "metadata", "metadata-json", s->metadata) &&
-              put_object(o, "entrypoint_resources", "entrypoint-resources", s->resources);
-
-    if (ok && s->id)
-        ok = json_object_set_new(o, "submission_id", json_string(s->id)) == 0;
-    if (ok && s->cpus > 0)
-        ok = json_object_set_new(o, "entrypoint_num_cpus", json_real(s->cpus)) == 0;
-    if (ok && s->gpus > 0)
-        ok = json_object_set_new(o, "entrypoint_num_gpus", json_real(s->gpus)) == 0;
-    if (ok && s->memory > 0)
-        ok = json_object_set_new(o, "entrypoint_memory", json_integer((json_int_t)s->memory)) == 0;
-    if (ok)
-        ok = json_object_set_new(o, "furlong", json_pack("{s:I,s:s*}", "driver_restarts",
-                                                         (json_int_t)s->restarts, "cwd", cwd)) == 0;
-    if (ok)
-        return o;
-    json_decref(o);
-    return NULL;
-}
-
-enum fl_status cli_submit(const struct cli_cluster *c, const json_t *submission, char id[CLI_JOB_BYTES],
-                          struct fl_err *err)
-{
-    json_t *answer;
-
-    FL_TRY(cli_call(c, "POST", "/api/jobs/", submission, 30000, &answer, err));
-    (void)fl_copy(id, CLI_JOB_BYTES, cli_text(answer, "submission_id"));
-    json_decref(answer);
-    return *id ? FL_OK : fl_fail(err, FL_CORRUPT, "the head at %s named no job", c->url);
-}
-
+/* ==== watching ===================================================================================== */
 int cli_watch(const char *program, const struct cli_cluster *c, const char *job, const struct cli_follow *how)
 {
     struct cli_end end = { .exit_code = 1 };
@@ -99,52 +24,9 @@ int cli_watch(const char *program, const struct cli_cluster *c, const char *job,
 
     fprintf(stderr, "job %s %s with exit code %d%s%s\n", job, strcmp(end.state, "STOPPED") == 0 ? "was stopped" : "failed",
             end.exit_code, own || !*end.message ? "" : ": ", own ? "" : end.message);
+    if (how->tried && (end.exit_code == 127 || end.exit_code == 126)) /* a shell's: not found, not to be run */
+        fprintf(stderr, "tried on the driver's node: %s\n", how->tried);
     return end.exit_code ? end.exit_code : 1;
-}
-
-static int job_submit(int argc, char **argv)
-{
-    struct submit s = { 0 };
-    struct fl_opts o = {
-        .program = "furlong job submit", .usage = "[OPTION...] -- COMMAND [ARG...]",
-        .about = "Runs a command as a job and follows it; exits with its code. One word is a shell line.",
-        .first_word_ends = true,
-        .tables = { { NULL, submit_opts, &s }, { NULL, cli_common_opts, &s.common } },
-    };
-    struct cli_follow how = { .show = CLI_SHOW_LOG, .away_max_ms = 600000 };
-    char id[CLI_JOB_BYTES];
-    struct cli_cluster c;
-    struct fl_err err = { 0 };
-    int rc = fl_opts_main(&o, argc, argv);
-
-    if (rc >= 0)
-        return rc;
-    if (!o.n_words)
-        return cli_misused(o.program, "a command is wanted: %s -- COMMAND", o.program);
-    char **words = calloc(o.n_words + 1, sizeof(*words));
-    if (!words)
-        abort();
-    memcpy(words, o.words, o.n_words * sizeof(*words));
-    char *line = o.n_words == 1 ? strdup(words[0]) : cli_shell_line((const char *const *)words);
-    json_t *body = submission(&s, line);
-
-    free(words);
-    free(line);
-    if (!body)
-        return 2;
-    if (cli_cluster_find(s.common.address, &c, &err) == FL_OK)
-        (void)cli_submit(&c, body, id, &err);
-    json_decref(body);
-    if (err.status != FL_OK)
-        return cli_failed(o.program, &err);
-    if (s.common.json)
-        printf("{\"submission_id\": \"%s\"}\n", id);
-    else if (s.no_wait)
-        puts(id);
-    else
-        fprintf(stderr, "job %s\n", id);
-    fflush(stdout);
-    return s.no_wait || s.common.json ? 0 : cli_watch(o.program, &c, id, &how);
 }
 
 /* ==== logs, list, stop, status ===================================================================== */
@@ -244,22 +126,25 @@ static int job_list(int argc, char **argv)
 
 static void print_job(const json_t *j)
 {
+    const json_t *driver = json_object_get(j, "driver");
+
     printf("job %s: %s", cli_text(j, "submission_id"), cli_text(j, "status"));
     if (json_is_integer(json_object_get(j, "exit_code")))
         printf(", exit code %lld", (long long)cli_int(j, "exit_code"));
+    if (json_is_integer(json_object_get(j, "signal")))
+        printf(", signal %lld", (long long)cli_int(j, "signal"));
     printf("\n  %s\n", cli_text(j, "entrypoint"));
+    if (*cli_text(j, "why"))
+        printf("  waits: %s\n", cli_text(j, "why"));
+    if (*cli_text(driver, "node"))
+        printf("  command on node %s at %s: %s\n", cli_text(driver, "node"), cli_text(driver, "address"), cli_text(driver, "why"));
     if (*cli_text(j, "message"))
         printf("  %s\n", cli_text(j, "message"));
 }
 
-static void print_stop(const json_t *j)
-{
-    puts(json_is_true(json_object_get(j, "stopped")) ? "stopping" : "it had ended already");
-}
-
 /* A verb with one job as its word: one request, one answer. */
-static int one_job(const char *program, const char *about, const char *path_of, const char *method,
-                   void (*print)(const json_t *), int argc, char **argv)
+static int one_job(const char *program, const char *about, const char *path_of, void (*print)(const json_t *), int argc,
+                   char **argv)
 {
     struct cli_common common = { 0 };
     struct fl_opts o = { .program = program, .usage = "JOB [OPTION...]", .about = about,
@@ -274,10 +159,9 @@ static int one_job(const char *program, const char *about, const char *path_of, 
         return rc;
     if (o.n_words != 1 || strlen(o.words[0]) >= CLI_JOB_BYTES)
         return no_such_job(program);
-    snprintf(path, sizeof(path), "%s/%s%s", *path_of ? "/api/jobs" : "/api/furlong/jobs", o.words[0],
-             path_of);
+    snprintf(path, sizeof(path), "/api/furlong/jobs/%s%s", o.words[0], path_of);
     if (cli_cluster_find(common.address, &c, &err) != FL_OK ||
-        cli_call(&c, method, path, NULL, 30000, &answer, &err) != FL_OK)
+        cli_call(&c, "GET", path, NULL, 30000, &answer, &err) != FL_OK)
         return cli_failed(program, &err);
     if (common.json)
         cli_print_json(answer);
@@ -287,22 +171,106 @@ static int one_job(const char *program, const char *about, const char *path_of, 
     return 0;
 }
 
+struct stop { struct cli_common common; bool no_wait; };
+static const struct fl_opt stop_opts[] = {
+    { FL_OPT_SWITCH, "no-wait", .at = offsetof(struct stop, no_wait), .help = "do not wait for its end" },
+    { 0 }
+};
+
+static bool has_ended(const json_t *j)
+{
+    const char *s = cli_text(j, "status");
+
+    return strcmp(s, "SUCCEEDED") == 0 || strcmp(s, "FAILED") == 0 || strcmp(s, "STOPPED") == 0;
+}
+
+/* Until all of its processes have ended, however long a handler of SIGTERM may take. */
+static enum fl_status wait_end(const struct cli_cluster *c, const char *job, struct fl_err *err)
+{
+    char path[CLI_JOB_BYTES + 64];
+    bool over = false;
+
+    snprintf(path, sizeof(path), "/api/furlong/jobs/%s", job);
+    while (!over) {
+        json_t *j;
+
+        FL_TRY(cli_call(c, "GET", path, NULL, 30000, &j, err));
+        over = has_ended(j);
+        json_decref(j);
+        if (!over)
+            (void)usleep(STOP_LOOK_MS * 1000);
+    }
+    return FL_OK;
+}
+
 static int job_stop(int argc, char **argv)
 {
-    return one_job("furlong job stop", "Asks the job's command to end, then ends it and all its workers.",
-                   "/stop", "POST", print_stop, argc, argv);
+    struct stop s = { 0 };
+    struct fl_opts o = { .program = "furlong job stop", .usage = "JOB [OPTION...]",
+                         .about = "Asks the job's command and all its workers to end, ends by force what does not, and waits for it.",
+                         .tables = { { NULL, stop_opts, &s }, { NULL, cli_common_opts, &s.common } } };
+    char path[CLI_JOB_BYTES + 64];
+    struct cli_cluster c;
+    struct fl_err err = { 0 };
+    json_t *answer;
+    int rc = fl_opts_main(&o, argc, argv);
+
+    if (rc >= 0)
+        return rc;
+    if (o.n_words != 1 || strlen(o.words[0]) >= CLI_JOB_BYTES)
+        return no_such_job(o.program);
+    snprintf(path, sizeof(path), "/api/jobs/%s/stop", o.words[0]);
+    if (cli_cluster_find(s.common.address, &c, &err) != FL_OK ||
+        cli_call(&c, "POST", path, NULL, 30000, &answer, &err) != FL_OK)
+        return cli_failed(o.program, &err);
+    bool live = json_is_true(json_object_get(answer, "stopped"));
+
+    if (live && !s.no_wait && wait_end(&c, o.words[0], &err) != FL_OK) {
+        json_decref(answer);
+        return cli_failed(o.program, &err);
+    }
+    if (s.common.json)
+        cli_print_json(answer);
+    else
+        puts(!live ? "it had ended already" : s.no_wait ? "stopping" : "stopped");
+    json_decref(answer);
+    return 0;
 }
 
 static int job_status(int argc, char **argv)
 {
-    return one_job("furlong job status", "Where the job stands.", "", "GET", print_job, argc, argv);
+    return one_job("furlong job status", "Where the job stands.", "", print_job, argc, argv);
+}
+
+static void print_env(const json_t *a)
+{
+    json_t *w, *v;
+    const char *name;
+    size_t i;
+
+    json_array_foreach(json_object_get(a, "workers"), i, w) {
+        printf("%s(%s %lld %s)\n", i ? "\n" : "", cli_text(w, "role"), (long long)cli_int(w, "rank"), cli_text(w, "node"));
+        if (*cli_text(w, "why"))
+            printf("  %s\n", cli_text(w, "why"));
+        json_object_foreach(json_object_get(w, "env"), name, v)
+            printf("  %s=%s\n", name, json_string_value(v));
+    }
+    if (json_array_size(json_object_get(a, "workers")) == 0)
+        puts("it has no process now");
+}
+
+static int job_env(int argc, char **argv)
+{
+    return one_job("furlong job env", "What each process of the job was given as environment; secrets are masked.", "/env",
+                   print_env, argc, argv);
 }
 
 static const struct cli_verb job_verbs[] = {
-    { "submit", "run a command as a job and follow it", job_submit },
+    { "submit", "run a command as a job and follow it", cli_job_submit },
     { "list",   "all jobs",                             job_list   },
     { "status", "where one stands",                     job_status },
     { "logs",   "what it printed, or prints",           job_logs   },
+    { "env",    "what its processes were given",        job_env    },
     { "stop",   "end it",                               job_stop   },
     { 0 },
 };

@@ -9,4 +9,5 @@ enum fl_status cli_submit(const struct cli_cluster *c, const json_t *submission,
                           struct fl_err *err);
 /* Follows it and says how it ended; the exit code of a verb. */
 int cli_watch(const char *program, const struct cli_cluster *c, const char *job, const struct cli_follow *how);
+int cli_job_submit(int argc, char **argv);
 int cli_list_jobs(const char *program, const struct cli_common *common);

@@ -29,6 +29,8 @@ static const struct kind kinds[] = {
       COLUMNS("node", "id", "name", "uuid", "pci", "held_by"), 6 },
     { "leases", "/api/furlong/leases", COLUMNS("lease", "node", "job", "bundle", "state", "devices"),
       COLUMNS("id", "node", "job", "bundle", "state", "devices"), 6 },
+    { "ports", "/api/furlong/ports", COLUMNS("node", "port", "what", "role", "rank", "pid", "job"),
+      COLUMNS("node", "port", "name", "role", "rank", "pid", "job"), 7 },
 };
 
 static void put_value(struct fl_str *out, const json_t *v)
@@ -104,7 +106,7 @@ int cli_list(int argc, char **argv)
 {
     struct cli_common common = { 0 };
     struct fl_opts o = {
-        .program = "furlong list", .usage = "nodes|devices|jobs|workers|groups|leases [OPTION...]",
+        .program = "furlong list", .usage = "nodes|devices|jobs|workers|groups|leases|ports [OPTION...]",
         .about = "One line for each.", .tables = { { NULL, cli_common_opts, &common } },
     };
     int rc = fl_opts_main(&o, argc, argv);
@@ -112,7 +114,7 @@ int cli_list(int argc, char **argv)
     if (rc >= 0)
         return rc;
     if (o.n_words != 1)
-        return cli_misused(o.program, "one of nodes, devices, jobs, workers, groups, leases is wanted");
+        return cli_misused(o.program, "one of nodes, devices, jobs, workers, groups, leases, ports is wanted");
     return show(o.program, &common, o.words[0]);
 }
 

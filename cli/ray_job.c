@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/env.h"
 #include "cli/foreign.h"
 #include "cli/job.h"
 #include "cli/quote.h"
@@ -155,7 +156,7 @@ struct submit {
 static const struct fl_opt submit_opts[] = {
     { FL_OPT_TEXT, "submission-id", .arg = "ID", .at = offsetof(struct submit, id), .help = "(default: made by the head)" },
     { FL_OPT_TEXT, "job-id", .arg = "ID", .at = offsetof(struct submit, old_id), .help = "the same, deprecated" },
-    { FL_OPT_TEXT, "runtime-env", .arg = "FILE", .at = offsetof(struct submit, env_file), .help = "a JSON file (YAML is not understood)" },
+    { FL_OPT_TEXT, "runtime-env", .arg = "FILE", .at = offsetof(struct submit, env_file), .help = "a YAML or JSON file" },
     { FL_OPT_TEXT, "runtime-env-json", .arg = "JSON", .at = offsetof(struct submit, env_json), .help = "env_vars, working_dir, py_modules" },
     { FL_OPT_TEXT, "working-dir", .arg = "FOLDER|URI", .at = offsetof(struct submit, working_dir), .help = "uploaded, and where the command starts" },
     { FL_OPT_TEXT, "metadata-json", .arg = "JSON", .at = offsetof(struct submit, metadata), .help = "strings to keep with the job" },
@@ -184,21 +185,15 @@ static bool put_object(json_t *o, const char *name, const char *flag, const char
 
 static json_t *runtime_env(const struct submit *s)
 {
+    struct fl_err err = { 0 };
     json_t *o = NULL;
-    json_error_t bad;
 
     if (s->env_file && s->env_json) {
         (void)ray_failed("ValueError", "Only one of --runtime_env and --runtime-env-json can be provided.");
         return NULL;
     }
-    if (s->env_file)
-        o = json_load_file(s->env_file, JSON_REJECT_DUPLICATES, &bad);
-    else
-        o = json_loads(s->env_json ? s->env_json : "{}", JSON_REJECT_DUPLICATES, &bad);
-    if (!json_is_object(o)) {
-        (void)ray_failed("ValueError", "Failed to parse runtime env %s: %s", s->env_file ? s->env_file : s->env_json,
-                         o ? "an object is wanted" : bad.text);
-        json_decref(o);
+    if (cli_env_read(s->env_json, s->env_file, &o, &err) != FL_OK) {
+        (void)ray_failed("ValueError", "Failed to parse runtime env: %s", err.text);
         return NULL;
     }
     if (s->working_dir)
@@ -213,7 +208,7 @@ static json_t *submission(struct submit *s, const char *entrypoint)
     const char *id = s->id ? s->id : s->old_id;
     bool ok = env && o;
 
-    if (ok && ray_pack_env(&s->common.cluster, env, &err) != FL_OK) {
+    if (ok && ray_pack_env(&s->common.cluster, env, stderr, &err) != FL_OK) {
         (void)ray_failed("ValueError", "%s", err.text);
         ok = false;
     }

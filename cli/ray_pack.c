@@ -14,7 +14,8 @@
 #include "common/base/file.h"
 #include "common/base/str.h"
 
-enum { MAX_DEPTH = 64, MAX_RULES = 512, UPLOAD_MS = 600000, LOCAL_BYTES = 30, CENTRAL_BYTES = 46, DOS_1980 = 0x21, NAME_BYTES = 40 };
+enum { MAX_DEPTH = 64, MAX_RULES = 512, MAX_FOLDERS = 8192, SHOWN = 5, UPLOAD_MS = 600000, LOCAL_BYTES = 30, CENTRAL_BYTES = 46, END_BYTES = 22,
+       LARGE_FILE = 5 << 20, DOS_1980 = 0x21, NAME_BYTES = 40 };
 
 /* ==== a zip, stored: the bytes of a program are few, and loopback is fast ========================== */
 struct bytes { unsigned char *data; size_t len, cap; };
@@ -58,13 +59,20 @@ static uint32_t crc32_of(const unsigned char *p, size_t n)
 }
 
 struct rule { char pattern[256]; size_t base; }; /* base: length of the folder it counts in */
+struct folder { /* of those that are measured; a large file too */
+    char *name; /* from the root on */
+    uint64_t bytes, largest_child;
+    size_t up; /* SIZE_MAX: the root */
+    bool shown;
+};
 struct pack {
     struct bytes zip, central;
     uint32_t files;
     struct rule *rules;
-    size_t n_rules, root_len;
-    size_t largest;
-    char largest_name[256];
+    size_t n_rules;
+    struct folder *folders; /* while it is measured: nothing is read then */
+    size_t n_folders;
+    uint64_t total;
     struct fl_err *err;
 };
 
@@ -74,14 +82,8 @@ static enum fl_status add_entry(struct pack *p, const char *name, const unsigned
     uint32_t crc = crc32_of(data, len);
     size_t at = p->zip.len;
 
-    if (len > p->largest) {
-        p->largest = len;
-        (void)FL_COPY(p->largest_name, name);
-    }
-    if (p->zip.len + p->central.len + len > RAY_PACK_MAX_BYTES || ++p->files > RAY_PACK_MAX_FILES - 1)
-        return fl_fail(p->err, FL_EXHAUSTED, "Package size exceeds the maximum of %d MiB and %d files (largest: %.80s, %zu "
-                       "bytes). You can exclude large files using the 'excludes' option to the runtime_env",
-                       RAY_PACK_MAX_BYTES >> 20, RAY_PACK_MAX_FILES, p->largest_name, p->largest);
+    if (p->zip.len + p->central.len + len > RAY_PACK_MAX_BYTES || ++p->files > RAY_PACK_MAX_FILES)
+        return fl_fail(p->err, FL_EXHAUSTED, "Package exceeds the maximum size of %d MiB with %.120s (%zu bytes)", RAY_PACK_MAX_BYTES >> 20, name, len);
     if (!grow(&p->zip, LOCAL_BYTES + n + len) || !grow(&p->central, CENTRAL_BYTES + n))
         return fl_fail(p->err, FL_EXHAUSTED, "no memory for a package of %zu bytes", p->zip.len + len);
     put(&p->zip, 0x04034b50, 4);
@@ -117,7 +119,7 @@ static enum fl_status finish(struct pack *p)
 {
     size_t at = p->zip.len;
 
-    if (!grow(&p->zip, p->central.len + 22))
+    if (!grow(&p->zip, p->central.len + END_BYTES))
         return fl_fail(p->err, FL_EXHAUSTED, "no memory for a package of %zu bytes", at);
     memcpy(p->zip.data + at, p->central.data, p->central.len);
     p->zip.len += p->central.len;
@@ -188,7 +190,50 @@ static enum fl_status add_file(struct pack *p, const char *path, const char *nam
     return st;
 }
 
-static enum fl_status add_tree(struct pack *p, const char *dir, const char *prefix, unsigned depth)
+/* What it adds to the package, to the byte. */
+static void count_file(struct pack *p, const char *name, uint64_t len, size_t folder)
+{
+    uint64_t bytes = LOCAL_BYTES + CENTRAL_BYTES + 2 * strlen(name) + len;
+
+    p->total += bytes;
+    p->files++;
+    for (; folder != SIZE_MAX; folder = p->folders[folder].up)
+        p->folders[folder].bytes += bytes;
+}
+
+/* The record of a folder; beyond the bound those inside count for the folder around them. */
+static size_t count_folder(struct pack *p, const char *name, size_t up)
+{
+    char *copy = p->n_folders < MAX_FOLDERS ? strdup(name) : NULL;
+
+    if (!copy)
+        return up;
+    p->folders[p->n_folders] = (struct folder){ .name = copy, .up = up };
+    return p->n_folders++;
+}
+
+static enum fl_status add_tree(struct pack *p, const char *dir, const char *prefix, unsigned depth, size_t folder);
+
+static enum fl_status add_one(struct pack *p, const char *path, const char *name, const struct stat *sb, unsigned depth,
+                              size_t folder)
+{
+    bool is_dir = S_ISDIR(sb->st_mode);
+
+    if (!is_dir && !S_ISREG(sb->st_mode))
+        return FL_OK; /* sockets and pipes do not travel */
+    if (p->folders) {
+        if (!is_dir && sb->st_size >= LARGE_FILE) /* named like a folder: leaving it out alone may do */
+            folder = count_folder(p, name, folder);
+        count_file(p, name, is_dir ? 0 : (uint64_t)sb->st_size, folder);
+        return is_dir ? add_tree(p, path, name, depth + 1, count_folder(p, name, folder)) : FL_OK;
+    }
+    if (!is_dir)
+        return add_file(p, path, name, sb);
+    FL_TRY(add_entry(p, name, NULL, 0, sb->st_mode & 0xffff));
+    return add_tree(p, path, name, depth + 1, SIZE_MAX);
+}
+
+static enum fl_status add_tree(struct pack *p, const char *dir, const char *prefix, unsigned depth, size_t folder)
 {
     size_t rules = p->n_rules;
     struct dirent **list;
@@ -209,12 +254,8 @@ static enum fl_status add_tree(struct pack *p, const char *dir, const char *pref
             st = fl_path(path, p->err, "%s/%s", dir, list[i]->d_name);
         if (st == FL_OK && !left_out(p, path, list[i]->d_name) && stat(path, &sb) == 0) {
             st = fl_path(name, p->err, "%s%s%s", prefix, list[i]->d_name, S_ISDIR(sb.st_mode) ? "/" : "");
-            if (st == FL_OK && S_ISDIR(sb.st_mode))
-                st = add_entry(p, name, NULL, 0, sb.st_mode & 0xffff);
             if (st == FL_OK)
-                st = S_ISDIR(sb.st_mode)   ? add_tree(p, path, name, depth + 1)
-                     : S_ISREG(sb.st_mode) ? add_file(p, path, name, &sb)
-                                           : FL_OK; /* sockets and pipes do not travel */
+                st = add_one(p, path, name, &sb, depth, folder);
         }
         free(list[i]);
     }
@@ -223,7 +264,84 @@ static enum fl_status add_tree(struct pack *p, const char *dir, const char *pref
     return st;
 }
 
-static enum fl_status make(const char *dir, const char *prefix, const json_t *excludes, struct bytes *out, struct fl_err *err)
+/* ==== how large it would be ======================================================================== */
+/* The largest folder that is not shown yet, holds none that is and lies in none; one that is almost all of the
+ * folder around it stands for that. */
+static struct folder *next_largest(struct pack *p)
+{
+    struct folder *best = NULL;
+
+    for (size_t i = 0; i < p->n_folders; i++) {
+        struct folder *f = &p->folders[i];
+        bool inside = f->shown;
+
+        for (size_t up = f->up; up != SIZE_MAX && !inside; up = p->folders[up].up)
+            inside = p->folders[up].shown;
+        if (!inside && f->largest_child * 10 < f->bytes * 9 && (!best || f->bytes > best->bytes))
+            best = f;
+    }
+    for (size_t up = best ? best->up : SIZE_MAX; up != SIZE_MAX; up = p->folders[up].up)
+        p->folders[up].largest_child = UINT64_MAX / 10; /* holds one that is shown */
+    if (best)
+        best->shown = true;
+    return best;
+}
+
+static void show_largest(struct pack *p, size_t prefix_len, FILE *say)
+{
+    json_t *leave = json_array();
+    uint64_t left = p->total;
+    struct folder *f;
+    char size[16];
+
+    for (size_t i = p->n_folders; i-- > 0;) { /* children come after their parents */
+        size_t up = p->folders[i].up;
+
+        if (up != SIZE_MAX && p->folders[i].bytes > p->folders[up].largest_child)
+            p->folders[up].largest_child = p->folders[i].bytes;
+    }
+    fputs("largest folders and files:\n", say);
+    for (size_t i = 0; i < SHOWN && (f = next_largest(p)); i++) {
+        const char *name = f->name + prefix_len;
+
+        fprintf(say, "  %10s  %s\n", fl_bytes_text(size, f->bytes), name);
+        if (left > RAY_PACK_MAX_BYTES)
+            json_array_append_new(leave, json_sprintf("/%s", name));
+        left -= f->bytes;
+    }
+    char *list = json_dumps(leave, 0);
+
+    fprintf(say, "leave them out with: --runtime-env-json='{\"excludes\": %s}'\n", list ? list : "[]");
+    free(list);
+    json_decref(leave);
+}
+
+static enum fl_status measure(struct pack *p, const char *dir, const char *prefix, FILE *say)
+{
+    char total[16], most[16];
+    enum fl_status st;
+
+    p->folders = calloc(MAX_FOLDERS, sizeof(*p->folders));
+    if (!p->folders)
+        return fl_fail(p->err, FL_EXHAUSTED, "no memory to measure %.160s", dir);
+    p->total = END_BYTES;
+    st = add_tree(p, dir, prefix, 0, SIZE_MAX);
+    if (st == FL_OK && (p->total > RAY_PACK_MAX_BYTES || p->files > RAY_PACK_MAX_FILES)) {
+        show_largest(p, strlen(prefix), say);
+        st = fl_fail(p->err, FL_EXHAUSTED, "Package at %.100s exceeds the maximum size: it has %s in %u files, at most %s and %d files are taken",
+                     dir, fl_bytes_text(total, p->total), p->files, fl_bytes_text(most, RAY_PACK_MAX_BYTES), RAY_PACK_MAX_FILES);
+    }
+    for (size_t i = 0; i < p->n_folders; i++)
+        free(p->folders[i].name);
+    free(p->folders);
+    p->folders = NULL;
+    p->n_folders = 0;
+    p->files = 0;
+    return st;
+}
+
+static enum fl_status make(const char *dir, const char *prefix, const json_t *excludes, FILE *say, struct bytes *out,
+                           struct fl_err *err)
 {
     static const char *const always[] = { ".git", ".venv", "venv", "__pycache__" };
     struct pack p = { .err = err, .rules = calloc(MAX_RULES, sizeof(struct rule)) };
@@ -236,8 +354,10 @@ static enum fl_status make(const char *dir, const char *prefix, const json_t *ex
         add_rule(&p, always[i], strlen(dir));
     json_array_foreach((json_t *)excludes, i, e)
         add_rule(&p, json_string_value(e) ? json_string_value(e) : "", strlen(dir));
-    enum fl_status st = add_tree(&p, dir, prefix, 0);
+    enum fl_status st = measure(&p, dir, prefix, say);
 
+    if (st == FL_OK)
+        st = add_tree(&p, dir, prefix, 0, SIZE_MAX);
     if (st == FL_OK)
         st = finish(&p);
     free(p.rules);
@@ -287,7 +407,7 @@ static void package_name(const struct bytes *zip, char name[NAME_BYTES])
 }
 
 static enum fl_status pack_one(const struct cli_cluster *c, const char *given, bool module, const json_t *excludes,
-                               json_t **uri, struct fl_err *err)
+                               FILE *say, json_t **uri, struct fl_err *err)
 {
     char dir[4096], prefix[300] = "", name[NAME_BYTES];
     struct bytes zip = { 0 };
@@ -301,7 +421,7 @@ static enum fl_status pack_one(const struct cli_cluster *c, const char *given, b
     if (S_ISDIR(sb.st_mode)) {
         if (module)
             snprintf(prefix, sizeof(prefix), "%.256s/", strrchr(dir, '/') + 1);
-        FL_TRY(make(dir, prefix, excludes, &zip, err));
+        FL_TRY(make(dir, prefix, excludes, say, &zip, err));
     } else if (dot && strcmp(dot, ".zip") == 0) {
         char *text;
 
@@ -339,8 +459,7 @@ enum fl_status ray_pack_list(const struct cli_cluster *c, const struct ray_pack_
     if (st == FL_OK)
         st = finish(&p);
     if (st == FL_OK && p.zip.len > RAY_PACK_HTTP_BYTES)
-        st = fl_fail(err, FL_EXHAUSTED, "the package has %zu bytes (largest: %.80s, %zu), a head of Ray's takes %d", p.zip.len,
-                     p.largest_name, p.largest, RAY_PACK_HTTP_BYTES);
+        st = fl_fail(err, FL_EXHAUSTED, "the package has %zu bytes, a head of Ray's takes %d", p.zip.len, RAY_PACK_HTTP_BYTES);
     if (st == FL_OK) {
         package_name(&p.zip, name);
         st = upload(c, name, &p.zip, err);
@@ -354,14 +473,14 @@ enum fl_status ray_pack_list(const struct cli_cluster *c, const struct ray_pack_
     return st;
 }
 
-enum fl_status ray_pack_env(const struct cli_cluster *c, json_t *env, struct fl_err *err)
+enum fl_status ray_pack_env(const struct cli_cluster *c, json_t *env, FILE *say, struct fl_err *err)
 {
     const char *dir = json_string_value(json_object_get(env, "working_dir"));
     const json_t *excludes = json_object_get(env, "excludes");
     json_t *modules = json_object_get(env, "py_modules"), *uri = NULL;
 
     if (dir)
-        FL_TRY(pack_one(c, dir, false, excludes, &uri, err));
+        FL_TRY(pack_one(c, dir, false, excludes, say, &uri, err));
     if (uri)
         json_object_set_new(env, "working_dir", uri);
     for (size_t i = 0; i < json_array_size(modules); i++) {
@@ -369,7 +488,7 @@ enum fl_status ray_pack_env(const struct cli_cluster *c, json_t *env, struct fl_
 
         uri = NULL;
         if (m)
-            FL_TRY(pack_one(c, m, true, excludes, &uri, err));
+            FL_TRY(pack_one(c, m, true, excludes, say, &uri, err));
         if (uri)
             json_array_set_new(modules, i, uri);
     }

@@ -1,16 +1,20 @@
 /* cli/ray_pack.h - folders of a runtime_env, sent to the head as packages */
 #pragma once
-#include "cli/api.h"
+#include <stdio.h>
 
-enum { RAY_PACK_MAX_BYTES = 512 << 20, RAY_PACK_MAX_FILES = 65536, RAY_PACK_URI_BYTES = 64, RAY_PACK_HTTP_BYTES = 100 << 20 };
+#include "cli/api.h"
+#include "common/base/limits.h"
+
+enum { RAY_PACK_MAX_BYTES = FL_PACKAGE_MAX_BYTES, RAY_PACK_MAX_FILES = 65535, RAY_PACK_URI_BYTES = 64, RAY_PACK_HTTP_BYTES = FL_PACKAGE_MAX_BYTES };
 
 /* working_dir and the members of py_modules that are local folders (or .zip files) are packed, uploaded unless the
  * head has them already, and replaced by their gcs:// address. Others stay as they are. What .gitignore files name
  * is taken too; .git is not.
  *
  * FL_NOT_FOUND   no such folder
- * FL_EXHAUSTED   larger than RAY_PACK_MAX_BYTES: err names the largest file */
-enum fl_status ray_pack_env(const struct cli_cluster *c, json_t *env, struct fl_err *err);
+ * FL_EXHAUSTED   larger than the head takes: nothing was read or sent. err has both sizes, say the largest parts and
+ *                the words that leave them out */
+enum fl_status ray_pack_env(const struct cli_cluster *c, json_t *env, FILE *say, struct fl_err *err);
 
 struct ray_pack_file {
     const char *name; /* in the package                        */

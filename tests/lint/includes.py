@@ -31,7 +31,7 @@ TABLE = {
     "worker/roles/sglang": (BASE | {"common/conf", "transport/fmt", "transport/http", "worker/roles"}, set()),
     "head": ({"common", "include", "placement", "transport", "head"}, {"zip", "openssl", "protobuf-c"}),
     "head/journal": ({"common", "include", "placement", "head"}, {"sqlite3", "protobuf-c"}),
-    "cli": ({"common", "include", "transport/http", "cli"}, {"argp"}),
+    "cli": ({"common", "include", "transport/http", "cli"}, {"argp", "yaml"}),
     "examples": ({"include", "examples"}, set()),
     "python": ({"include", "python"}, {"python"}),
     "bench": (None, None),  # whole libraries
@@ -52,7 +52,7 @@ THIRD = [
     ("jansson", r"jansson\.h"), ("uthash", r"ut(hash|list|array|string)\.h"), ("xxhash", r"xxhash\.h"),
     ("protobuf-c", r"protobuf-c/.*"), ("grpc", r"grpc/.*"), ("curl", r"curl/.*"), ("microhttpd", r"microhttpd.*"),
     ("wslay", r"wslay/.*"), ("sqlite3", r"sqlite3.*"), ("zstd", r"zstd.*"), ("zip", r"zip.*"),
-    ("openssl", r"openssl/.*"), ("nccl", r"nccl.*"), ("cuda", r"(cuda.*|nvml\.h|nv.*\.h)"), ("argp", r"argp\.h"),
+    ("openssl", r"openssl/.*"), ("nccl", r"nccl.*"), ("cuda", r"(cuda.*|nvml\.h|nv.*\.h)"), ("argp", r"argp\.h"), ("yaml", r"yaml\.h"),
     ("python", r"Python\.h"), ("cmocka", r"cmocka\.h"),
 ]
 LIBC = re.compile(
