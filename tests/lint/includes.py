@@ -22,6 +22,7 @@ TABLE = {
     "placement": (BASE | {"placement"}, set()),
     "kernels": (BASE | {"common/gpu", "kernels"}, {"cuda"}),
     "transport": ({"common", "include", "kernels", "transport"}, {"protobuf-c"}),
+    "transport/tls": (BASE | {"common/conf", "transport/tls"}, {"openssl"}),
     "transport/http": ({"common", "include", "transport"}, {"curl", "microhttpd", "wslay", "openssl"}),
     "transport/link": ({"common", "include", "kernels", "transport"}, {"protobuf-c", "nccl", "cuda"}),
     "transport/fmt": ({"common", "include", "transport/fmt"}, {"zstd"}),
@@ -31,7 +32,7 @@ TABLE = {
     "worker/roles/sglang": (BASE | {"common/conf", "transport/fmt", "transport/http", "worker/roles"}, set()),
     "head": ({"common", "include", "placement", "transport", "head"}, {"zip", "openssl", "protobuf-c"}),
     "head/journal": ({"common", "include", "placement", "head"}, {"sqlite3", "protobuf-c"}),
-    "cli": ({"common", "include", "transport/http", "cli"}, {"argp", "yaml"}),
+    "cli": ({"common", "include", "transport/http", "transport/tls", "cli"}, {"argp", "yaml"}),
     "examples": ({"include", "examples"}, set()),
     "python": ({"include", "python"}, {"python"}),
     "bench": (None, None),  # whole libraries

@@ -9,6 +9,9 @@ static struct lossy_plan over_sock = {
 static struct lossy_plan over_rpc = {
     .over = &stream_rpc, .seed = 3, .chunk_max = 5000, .again_pct = 20
 };
+static struct lossy_plan over_tls = {
+    .over = &stream_sock, .seed = 4, .chunk_max = 900, .again_pct = 20
+};
 const struct carrier carriers[] = {
     { "unix", &stream_sock, "unix:*", NULL },
     { "tcp", &stream_sock, "127.0.0.1:0", NULL },
@@ -19,5 +22,10 @@ const struct carrier carriers[] = {
     { "rpc6", &stream_rpc, "[::1]:0", NULL },
     { "lossy unix", &stream_lossy, "unix:*", &over_sock },
     { "lossy rpc", &stream_lossy, "127.0.0.1:0", &over_rpc },
+    { "tcp, TLS", &stream_sock, "127.0.0.1:0", NULL, true },
+    { "tcp6, TLS", &stream_sock, "[::1]:0", NULL, true },
+    { "lossy tcp, TLS", &stream_lossy, "127.0.0.1:0", &over_tls, true },
+    { "rpc, TLS", &stream_rpc, "127.0.0.1:0", NULL, true },
+    { "rpc6, TLS", &stream_rpc, "[::1]:0", NULL, true },
     { 0 },
 };

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tests/certs.h"
+
 static void end_opened(struct stream *s, const struct wire_hello *peer)
 {
     struct end *e = s->user_arg;
@@ -111,8 +113,29 @@ static void refused(void *arg, const struct fl_err *why)
     r->refusal = *why;
 }
 
+static struct tls_id *shown; /* of the whole program: a key a test would take as long as the test */
+
+static void shown_end(void)
+{
+    tls_id_destroy(shown);
+}
+
+struct tls_id *rig_tls(void)
+{
+    struct t_cert ca;
+
+    if (shown)
+        return shown;
+    t_cert_make(&ca, "ca", NULL, NULL, 0, 2);
+    shown = t_tls_id("both", &ca);
+    t_cert_free(&ca);
+    atexit(shown_end);
+    return shown;
+}
+
 void rig_init(struct rig *r, const struct carrier *c, struct fl_held_clock *held)
 {
+    struct tls_id *tls = c->tls ? rig_tls() : NULL;
     struct fl_err err = { 0 };
     struct fl_clock clock;
     const char *star = strchr(c->listen, '*');
@@ -131,10 +154,12 @@ void rig_init(struct rig *r, const struct carrier *c, struct fl_held_clock *held
     else
         snprintf(r->target, sizeof(r->target), "%s", c->listen);
     r->client.rig = r->far.rig = r;
-    r->at = (struct stream_to){
-        .target = r->target, .lossy = c->plan, .refused = refused, .key = { "the key", 7 }
-    };
-    r->to = (struct stream_to){ .lossy = c->plan, .key = { "the key", 7 } };
+    r->at = (struct stream_to){ .target = r->target,
+                                .lossy = c->plan,
+                                .refused = refused,
+                                .key = { "the key", 7 },
+                                .tls = tls };
+    r->to = (struct stream_to){ .lossy = c->plan, .key = { "the key", 7 }, .tls = tls };
     r->me = (struct wire_hello){
         .features = 5, .term.head = 7, .seat.attempt = 3, .role = "worker", .build = "test 1"
     };
@@ -201,6 +226,8 @@ void rig_warm(void)
     static const struct carrier c = { "rpc", &stream_rpc, "127.0.0.1:0", NULL };
     struct rig r;
 
+    (void)rig_tls(); /* before gRPC's threads are there, as in the programs: what libcrypto keeps of
+                      * a thread goes with that thread, and must not have gone before */
     rig_open(&r, &c);
     r.fds_before = -1;
     rig_fini(&r);

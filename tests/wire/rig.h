@@ -9,7 +9,9 @@ struct carrier {
     const struct stream_ops *ops;
     const char *listen; /* target; a '*' stands for a path in the test's folder */
     struct lossy_plan *plan;
+    bool tls; /* both ends with a certificate of one CA */
 };
+struct tls_id *rig_tls(void);           /* made at its first use */
 extern const struct carrier carriers[]; /* ended by { 0 } */
 #define EACH_CARRIER(c) for (const struct carrier *c = carriers; c->name; c++)
 
@@ -60,6 +62,7 @@ void rig_fini(struct rig *r); /* and no descriptor is left */
 void end_forget(struct end *e); /* what it got */
 
 /* kind, lane, id and parts; bytes of the blob follow from id */
-void send_sized(struct end *e, enum wire_kind kind, uint32_t lane, uint64_t id, size_t body, size_t blob);
+void send_sized(struct end *e, enum wire_kind kind, uint32_t lane, uint64_t id, size_t body,
+                size_t blob);
 void check_sized(const struct got *g, enum wire_kind kind, uint32_t lane, uint64_t id, size_t body,
                  size_t blob);

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "common/base/fault.h"
+#include "transport/tls/tls.h"
 #include "transport/wire/resolve.h"
 #include "transport/wire/sock.h"
 
@@ -27,6 +28,7 @@ enum {
     MESSAGE_MAX = 8 << 20,   /* that we take: nothing is proved yet    */
     DRAIN = 64,              /* events of one chain                    */
     PART_MS = 1000,          /* for the last bytes of a line to leave  */
+    LOOK_MS = 2000,          /* to find out why TLS was not to be      */
     KEEP_MS = 10000
 };
 #define METHOD "/furlong.Wire/Stream"
@@ -207,6 +209,9 @@ struct rpc_line {
     grpc_status_code code;
     grpc_slice details;
     int cancelled; /* server: the client is gone */
+    struct tls_id *tls;
+    struct fl_work look; /* gRPC says too little of a connection that was not to be */
+    struct fl_err why, found;
     char target[WIRE_HOST_MAX + 8];
 };
 
@@ -248,8 +253,8 @@ static void line_free(struct rpc_line *k)
 
 static void free_when_quiet(struct rpc_line *k)
 {
-    if (k->dropped && k->over && !k->first.out && !k->recv.out && !k->send.out && !k->end.out &&
-        !k->part.out)
+    if (k->dropped && k->over && !k->look.loop && !k->first.out && !k->recv.out && !k->send.out &&
+        !k->end.out && !k->part.out)
         line_free(k);
 }
 
@@ -411,6 +416,52 @@ static void send_done(void *owner, bool ok)
     }
 }
 
+/* ---- why there was no connection: gRPC does not tell a certificate that has expired from one of
+ * another CA, nor a port that speaks TLS from one that is silent */
+
+static void look_work(struct fl_work *w) /* pool thread */
+{
+    struct rpc_line *k = container_of(w, struct rpc_line, look);
+    char host[WIRE_HOST_MAX];
+    uint16_t port;
+
+    if (wire_target_split(k->target, host, &port, NULL) != FL_OK)
+        return;
+    enum fl_status st = tls_diagnose(k->tls, host, port, LOOK_MS, &k->found);
+
+    if (st == FL_OK && !k->tls)
+        fl_fail(&k->found, FL_UNSUPPORTED,
+                "%s speaks TLS and this side does not: set RAY_USE_TLS=1 and its three files",
+                k->target);
+    else if (st == FL_OK || (!k->tls && st != FL_OK))
+        k->found = k->why;
+}
+
+static void look_done(struct fl_work *w, enum fl_status st)
+{
+    struct rpc_line *k = container_of(w, struct rpc_line, look);
+    bool known = st == FL_OK && (k->found.status == FL_DENIED || k->found.status == FL_UNSUPPORTED);
+    struct fl_err err = known ? k->found : k->why;
+
+    if (k->dropped) {
+        free_when_quiet(k);
+        return;
+    }
+    fl_wrap(&err, err.status, "connect to %s", k->target);
+    k->k.user->down(k->k.arg, &err);
+}
+
+static bool nobody_there(const struct fl_err *why)
+{
+    static const char *const said[] = { "refused", "unreachable", "No route", "timed out",
+                                        "resol" };
+
+    for (size_t i = 0; i < FL_LEN(said); i++)
+        if (strstr(why->text, said[i]))
+            return true;
+    return false;
+}
+
 static void end_done(void *owner, bool ok)
 {
     struct rpc_line *k = owner;
@@ -423,6 +474,12 @@ static void end_done(void *owner, bool ok)
         struct fl_err err;
 
         hung_up(k, &err);
+        k->why = err;
+        if (!nobody_there(&err)) {
+            k->look = (struct fl_work){ .work = look_work, .done = look_done };
+            fl_work_start(k->k.loop, &k->look);
+            return;
+        }
         fl_wrap(&err, FL_UNREACHABLE, "connect to %s", k->target);
         k->k.user->down(k->k.arg, &err);
     } else {
@@ -521,6 +578,27 @@ static bool is_ours(const grpc_metadata_array *m)
     return false;
 }
 
+static grpc_channel_credentials *channel_creds(const struct tls_id *id)
+{
+    grpc_ssl_pem_key_cert_pair pair;
+
+    if (!id)
+        return grpc_insecure_credentials_create();
+    pair = (grpc_ssl_pem_key_cert_pair){ id->key, id->cert };
+    return grpc_ssl_credentials_create_ex(id->ca, &pair, NULL, NULL);
+}
+
+static grpc_server_credentials *server_creds(const struct tls_id *id)
+{
+    grpc_ssl_pem_key_cert_pair pair;
+
+    if (!id)
+        return grpc_insecure_server_credentials_create();
+    pair = (grpc_ssl_pem_key_cert_pair){ id->key, id->cert };
+    return grpc_ssl_server_credentials_create_ex(
+        id->ca, &pair, 1, GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, NULL);
+}
+
 static void dialled(void *owner, bool ok)
 {
     struct rpc_line *k = owner;
@@ -557,7 +635,8 @@ static enum fl_status rpc_dial(struct fl_loop *l, const struct stream_to *to,
     k->k.arg = arg;
     snprintf(k->target, sizeof(k->target), "%s", to->target);
     snprintf(target, sizeof(target), "dns:///%s", k->target);
-    creds = grpc_insecure_credentials_create();
+    k->tls = to->tls;
+    creds = channel_creds(to->tls);
     k->channel = grpc_channel_create(target, creds, &args);
     grpc_channel_credentials_release(creds);
     k->call = grpc_channel_create_call(k->channel, NULL, GRPC_PROPAGATE_DEFAULTS, hub.cq,
@@ -731,7 +810,7 @@ static enum fl_status rpc_listen(struct fl_loop *l, const struct stream_to *at, 
     grpc_server_register_completion_queue(p->server, hub.cq, NULL);
     (void)wire_addr_parse(host, port, &a); /* sock_probe has parsed it */
     wire_addr_text(&a.a[0].u, bind_at, sizeof(bind_at));
-    creds = grpc_insecure_server_credentials_create();
+    creds = server_creds(at->tls);
     got = FL_FAULT("wire.bind") ? 0 : grpc_server_add_http2_port(p->server, bind_at, creds);
     grpc_server_credentials_release(creds);
     grpc_server_start(p->server);

@@ -79,7 +79,8 @@ enum fl_status stream_listen(struct fl_loop *l, const struct stream_ops *kind,
     s->at.key.data = s->key;
     st = wire_key_load(at, s->key, &s->at.key.len, err);
     if (st == FL_OK)
-        st = kind->carrier->listen(l, at, s->at.key.len || at->key_of, arrived, s, &s->port, err);
+        st = kind->carrier->listen(l, at, s->at.key.len || at->key_of || at->tls, arrived, s,
+                                   &s->port, err);
     s->at.target = NULL; /* the caller's */
     if (st != FL_OK) {
         explicit_bzero(s->key, sizeof(s->key));

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/fault.h"
+#include "transport/tls/tls.h"
 #include "transport/wire/resolve.h"
 #include "transport/wire/sock.h"
 
@@ -22,20 +23,25 @@ struct sock_line {
     struct wire_line k;
     int fd;
     struct fl_watch *watch;
-    bool connecting;
+    bool connecting, shaking;
+    struct tls_id *tls; /* whose session it will be, once connected */
+    struct tls_session *session;
+    struct fl_task more;  /* the session has bytes that no poll tells of */
     struct fl_task start; /* what dial found out, told in a later turn */
     struct fl_timer busy; /* the server's backlog is full: once more   */
     struct wire_resolve *names;
     struct wire_addrs addrs; /* left to try from at on */
     unsigned at;
     struct fl_err err;
-    char target[128];
+    char target[128], host[WIRE_HOST_MAX];
 };
 
 static void try_next(struct sock_line *k);
 
 static void line_close(struct sock_line *k)
 {
+    tls_session_destroy(k->session);
+    k->session = NULL;
     fl_watch_destroy(k->watch);
     k->watch = NULL;
     if (k->fd >= 0)
@@ -49,6 +55,7 @@ static void sock_drop(struct wire_line *line)
 
     line_close(k);
     fl_task_cancel(line->loop, &k->start);
+    fl_task_cancel(line->loop, &k->more);
     fl_timer_cancel(&k->busy);
     wire_resolve_forget(k->names);
     free(k);
@@ -63,6 +70,43 @@ static enum fl_status hung_up(struct fl_err *err, const char *doing)
     return fl_fail_errno(err, "%s", doing);
 }
 
+/* Reading waits for POLLIN anyway, and does not take back what writing waits for. */
+static enum fl_status watch_for(struct sock_line *k, enum fl_status st, unsigned events)
+{
+    if (st == FL_AGAIN && (events & POLLOUT))
+        fl_watch_events(k->watch, POLLIN | POLLOUT);
+    return st;
+}
+
+static enum fl_status sealed_write(struct sock_line *k, const struct iovec *iov, unsigned n,
+                                   size_t *wrote, struct fl_err *err)
+{
+    unsigned events = 0;
+
+    if (k->shaking)
+        return FL_AGAIN; /* ready() follows */
+    enum fl_status st = tls_session_write(k->session, iov, n, wrote, &events, err);
+
+    return watch_for(k, st, events);
+}
+
+static enum fl_status sealed_read(struct sock_line *k, const struct iovec *iov, unsigned n,
+                                  size_t *got, struct fl_err *err)
+{
+    unsigned events = 0;
+
+    if (k->err.status)
+        return fl_fail(err, k->err.status, "%s", k->err.text);
+    if (k->shaking)
+        return FL_AGAIN;
+    enum fl_status st = tls_session_read(k->session, iov, n, got, &events, err);
+
+    (void)watch_for(k, st, events);
+    if (st == FL_OK && tls_session_has(k->session))
+        fl_defer(k->k.loop, &k->more);
+    return st;
+}
+
 static enum fl_status sock_write(struct wire_line *line, const struct iovec *iov, unsigned n,
                                  const int *fds, unsigned n_fds, size_t *wrote, struct fl_err *err)
 {
@@ -74,6 +118,8 @@ static enum fl_status sock_write(struct wire_line *line, const struct iovec *iov
     struct msghdr m = { .msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n };
     ssize_t rc;
 
+    if (k->session)
+        return sealed_write(k, iov, n, wrote, err);
     if (n_fds) {
         m.msg_control = control.room;
         m.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
@@ -133,6 +179,8 @@ static enum fl_status sock_read(struct wire_line *line, const struct iovec *iov,
     struct msghdr m = { .msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n };
     ssize_t rc;
 
+    if (k->session)
+        return sealed_read(k, iov, n, got, err);
     if (line->caps & STREAM_FDS) {
         m.msg_control = control.room;
         m.msg_controllen = sizeof(control.room);
@@ -177,10 +225,43 @@ static void connect_failed(struct sock_line *k, int number)
     try_next(k);
 }
 
+/* One step of TLS's greeting. Whoever was dialled finds a failure in its first read. */
+static void shake(struct sock_line *k)
+{
+    unsigned events;
+    enum fl_status st = tls_session_shake(k->session, &events, &k->err);
+
+    if (st == FL_AGAIN) {
+        fl_watch_events(k->watch, events);
+        return;
+    }
+    k->shaking = false;
+    fl_watch_events(k->watch, POLLIN);
+    if (!k->tls) {
+        k->k.user->ready(k->k.arg, LINE_IN);
+    } else if (st == FL_OK) {
+        k->k.user->up(k->k.arg);
+    } else {
+        fl_wrap(&k->err, st, "connect to %s", k->target);
+        k->k.user->down(k->k.arg, &k->err);
+    }
+}
+
 static void connected(struct sock_line *k)
 {
     k->connecting = false;
     fl_watch_events(k->watch, POLLIN);
+    if (k->tls) {
+        if (tls_session_create(k->tls, k->fd, k->host, &k->session, &k->err) != FL_OK) {
+            fl_wrap(&k->err, k->err.status, "connect to %s", k->target);
+            k->k.user->down(k->k.arg, &k->err);
+            return;
+        }
+        k->err = (struct fl_err){ 0 }; /* of an address that was tried before */
+        k->shaking = true;
+        shake(k);
+        return;
+    }
     if ((k->k.caps & STREAM_LOCAL) && check_user(k->fd, &k->err) != FL_OK) {
         fl_wrap(&k->err, k->err.status, "%s", k->target);
         k->k.user->down(k->k.arg, &k->err);
@@ -205,6 +286,10 @@ static void line_ready(void *arg, unsigned events)
             connected(k);
         return;
     }
+    if (k->shaking) {
+        shake(k);
+        return;
+    }
     if (events & (POLLIN | POLLHUP | POLLERR))
         what |= LINE_IN;
     if (events & POLLOUT) {
@@ -212,6 +297,13 @@ static void line_ready(void *arg, unsigned events)
         what |= LINE_OUT;
     }
     k->k.user->ready(k->k.arg, what);
+}
+
+static void read_more(struct fl_task *t)
+{
+    struct sock_line *k = container_of(t, struct sock_line, more);
+
+    k->k.user->ready(k->k.arg, LINE_IN);
 }
 
 /* ---- connecting */
@@ -306,6 +398,7 @@ static struct sock_line *line_create(struct fl_loop *l, int fd, unsigned caps)
     k->k = (struct wire_line){ .ops = &sock_ops, .loop = l, .caps = caps };
     k->fd = fd;
     k->start.run = start;
+    k->more.run = read_more;
     return k;
 }
 
@@ -329,6 +422,10 @@ static enum fl_status sock_dial(struct fl_loop *l, const struct stream_to *to,
     k->k.user = user;
     k->k.arg = arg;
     snprintf(k->target, sizeof(k->target), "%s", to->target);
+    if (!local) {
+        k->tls = to->tls;
+        snprintf(k->host, sizeof(k->host), "%s", host);
+    }
     if (!local && !wire_addr_parse(host, port, &now)) {
         enum fl_status st = wire_resolve(l, host, port, resolved, k, &k->names, err);
 
@@ -344,8 +441,8 @@ static enum fl_status sock_dial(struct fl_loop *l, const struct stream_to *to,
     return FL_OK;
 }
 
-enum fl_status sock_line_of(struct fl_loop *l, int fd_take, struct wire_line **out,
-                            struct fl_err *err)
+enum fl_status sock_line_of(struct fl_loop *l, int fd_take, struct tls_id *tls,
+                            struct wire_line **out, struct fl_err *err)
 {
     union wire_sockaddr sa;
     socklen_t len = sizeof(sa);
@@ -369,7 +466,8 @@ enum fl_status sock_line_of(struct fl_loop *l, int fd_take, struct wire_line **o
         len = sizeof(sa);
         if (getpeername(fd_take, &sa.sa, &len) == 0)
             wire_addr_text(&sa, k->k.peer, sizeof(k->k.peer));
-        st = FL_OK;
+        st = tls ? tls_session_create(tls, fd_take, NULL, &k->session, err) : FL_OK;
+        k->shaking = tls != NULL;
     }
     if (st == FL_OK)
         st = fl_watch_create(l, fd_take, POLLIN, line_ready, k, &k->watch, err);

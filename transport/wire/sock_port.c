@@ -20,6 +20,7 @@ struct sock_port {
     struct wire_port p;
     struct fl_loop *loop;
     int fd;
+    struct tls_id *tls;
     struct fl_watch *watch;
     struct fl_timer full;
     bool paused, closed, accepting;
@@ -91,7 +92,7 @@ static void port_ready(void *arg, unsigned events)
             }
             break;
         }
-        if (sock_line_of(p->loop, fd, &k, NULL) == FL_OK)
+        if (sock_line_of(p->loop, fd, p->tls, &k, NULL) == FL_OK)
             p->p.arrived(p->p.arg, k);
     }
     p->accepting = false;
@@ -204,6 +205,7 @@ enum fl_status sock_listen(struct fl_loop *l, const struct stream_to *at, bool h
         return fl_fail(err, FL_EXHAUSTED, "no memory to listen at %s", at->target);
     p->p = (struct wire_port){ .ops = &port_ops, .arrived = arrived, .arg = arg };
     p->loop = l;
+    p->tls = at->tls;
     p->fd = -1;
     st = open_port(p, at->target, &a.a[0], err);
     if (st == FL_OK)

@@ -121,11 +121,14 @@ void stream_set_hello(struct stream *s, const struct wire_hello *me); /* from th
 void stream_forget_room(struct stream *s, const void *room);
 
 struct lossy_plan;
+struct tls_id;
 struct stream_to {
     const char *target;
     const char *key_path; /* its content without trailing white space is the key */
     struct fl_bytes key;  /* or the key itself, up to 128 bytes, copied. Neither: no proof, loopback only */
     uint32_t connect_ms;  /* connection and HELLO together; 0: 5 s */
+    struct tls_id *tls;   /* NULL: plain. Over TCP both sides show a certificate (transport/tls); unix sockets and
+                           * pairs have no need. Borrowed as long as the stream, or the server, is there */
     bool again;           /* reconnects, 100 ms to 2 s apart, until closed or refused for good */
     const struct lossy_plan *lossy; /* stream_lossy: over what, and what it does to it (lossy.h) */
 
