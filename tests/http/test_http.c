@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/base/fault.h"
+#include "tests/certs.h"
 #include "tests/t.h"
 #include "transport/http/http.h"
 #include "transport/http/server_priv.h"
@@ -115,7 +116,25 @@ static void knows_its_names(void **state)
     t_str_eq(http_bearer("bearer  abc"), "abc");
 }
 
-/* ---- a server with one handler of each kind */
+/* ---- a server with one handler of each kind, in plain HTTP and over TLS */
+
+static struct t_cert ca;
+static struct tls_id *shown; /* by the server */
+static bool with_tls;        /* of the test that runs */
+
+static int plainly(void **state)
+{
+    (void)state;
+    with_tls = false;
+    return 0;
+}
+
+static int over_tls(void **state)
+{
+    (void)state;
+    with_tls = true;
+    return 0;
+}
 
 struct web {
     struct fl_loop *loop;
@@ -250,9 +269,11 @@ static void web_open(struct web *w)
     t_ok(fl_loop_create(NULL, &w->loop, &err), &err);
     w->config.routes = routes;
     w->config.arg = w;
+    w->config.tls = with_tls ? shown : NULL;
     t_ok(http_server_create(w->loop, &w->config, &w->server, &err), &err);
     t_ok(http_client_create(w->loop, &w->client, &err), &err);
-    snprintf(w->url, sizeof(w->url), "http://127.0.0.1:%u", http_server_port(w->server));
+    snprintf(w->url, sizeof(w->url), "%s://127.0.0.1:%u", with_tls ? "https" : "http",
+             http_server_port(w->server));
 }
 
 static void web_close(struct web *w)
@@ -303,10 +324,13 @@ static void ask(struct web *w, struct ask *a, const char *method, const char *pa
     http_answer_fini(&a->answer);
     *a = (struct ask){ .call.done = on_done };
     snprintf(url, sizeof(url), "%s%s", w->url, path);
-    t_ok(http_start(
-             w->client,
-             &(struct http_ask){ .method = method, .url = url, .body = body, .headers = headers },
-             &a->call, &err),
+    t_ok(http_start(w->client,
+                    &(struct http_ask){ .method = method,
+                                        .url = url,
+                                        .body = body,
+                                        .headers = headers,
+                                        .ca_path = ca.cert },
+                    &a->call, &err),
          &err);
 }
 
@@ -531,8 +555,10 @@ static void streams_as_it_comes(void **state)
     (void)state;
     web_open(&w);
     snprintf(url, sizeof(url), "%s/stream", w.url);
-    t_ok(http_start(w.client, &(struct http_ask){ .url = url, .piece = on_piece, .arg = &a },
-                    &a.call, &err),
+    t_ok(http_start(
+             w.client,
+             &(struct http_ask){ .url = url, .piece = on_piece, .arg = &a, .ca_path = ca.cert },
+             &a.call, &err),
          &err);
     t_until(w.loop, w.kept, 5000);
     for (unsigned i = 1; i <= 3; i++) {
@@ -567,29 +593,80 @@ static void ends_with_a_stream_open(void **state)
 
 /* ---- bad manners */
 
-static int raw_connect(struct web *w)
+struct raw {
+    int fd;
+    struct tls_session *tls;
+};
+
+static struct raw raw_connect(struct web *w)
 {
     struct sockaddr_in a = { .sin_family = AF_INET,
                              .sin_port = htons(http_server_port(w->server)),
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct raw r = { .fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) };
+    struct fl_err err = { 0 };
+    enum fl_status st = FL_AGAIN;
+    unsigned events;
 
-    t_true(connect(fd, (struct sockaddr *)&a, sizeof(a)) == 0);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-    return fd;
+    t_true(connect(r.fd, (struct sockaddr *)&a, sizeof(a)) == 0);
+    fcntl(r.fd, F_SETFL, O_NONBLOCK);
+    if (!with_tls)
+        return r;
+    t_ok(tls_session_create(shown, r.fd, "127.0.0.1", &r.tls, &err), &err);
+    for (int i = 0; st == FL_AGAIN && i < 2000; i++) {
+        st = tls_session_shake(r.tls, &events, &err);
+        fl_loop_turn(w->loop, 1);
+    }
+    t_ok(st, &err);
+    return r;
+}
+
+static void raw_close(struct raw *r)
+{
+    tls_session_destroy(r->tls);
+    close(r->fd);
+}
+
+/* As send() and recv(): -1 is not now, 0 of the second one the end. */
+static ssize_t raw_send(struct raw *r, const void *say, size_t n)
+{
+    struct iovec iov = { (void *)(uintptr_t)say, n };
+    unsigned events;
+    size_t wrote;
+
+    if (!r->tls)
+        return send(r->fd, say, n, MSG_NOSIGNAL);
+    return tls_session_write(r->tls, &iov, 1, &wrote, &events, NULL) == FL_OK ? (ssize_t)wrote : -1;
+}
+
+static ssize_t raw_recv(struct raw *r, void *out, size_t cap)
+{
+    struct iovec iov = { out, cap };
+    unsigned events;
+    size_t got;
+
+    if (!r->tls) {
+        ssize_t n = recv(r->fd, out, cap, 0);
+
+        return n < 0 && errno != EAGAIN ? 0 : n;
+    }
+    enum fl_status st = tls_session_read(r->tls, &iov, 1, &got, &events, NULL);
+
+    return st == FL_OK ? (ssize_t)got : st == FL_AGAIN ? -1 : 0;
 }
 
 /* Sends, and reads until the server closes or has said enough. */
-static size_t raw_talk(struct web *w, int fd, const char *say, size_t n, char *out, size_t cap)
+static size_t raw_talk(struct web *w, struct raw *r, const char *say, size_t n, char *out,
+                       size_t cap)
 {
     size_t sent = 0, got = 0;
 
     for (int turns = 0; turns < 3000; turns++) {
-        ssize_t rc = sent < n ? send(fd, say + sent, n - sent, MSG_NOSIGNAL) : 0;
+        ssize_t rc = sent < n ? raw_send(r, say + sent, n - sent) : 0;
 
         sent += rc > 0 ? (size_t)rc : 0;
-        rc = recv(fd, out + got, cap - 1 - got, 0);
-        if (rc == 0 || (rc < 0 && errno != EAGAIN) || got + 1 == cap)
+        rc = raw_recv(r, out + got, cap - 1 - got);
+        if (rc == 0 || got + 1 == cap)
             break;
         got += rc > 0 ? (size_t)rc : 0;
         out[got] = 0;
@@ -610,15 +687,15 @@ static void bounds_bodies(void **state)
     struct web w = { .config.body_max_bytes = 1000 };
     char out[4096], *say = malloc(200000);
     size_t n = strlen(chunked);
-    int fd;
+    struct raw fd;
 
     (void)state;
     web_open(&w);
     fd = raw_connect(&w);
-    raw_talk(&w, fd, head, strlen(head), out, sizeof(out));
+    raw_talk(&w, &fd, head, strlen(head), out, sizeof(out));
     t_has(out, "HTTP/1.1 413");
     t_has(out, "a body of 99999999999 bytes, at most 1000 are taken");
-    close(fd);
+    raw_close(&fd);
     memcpy(say, chunked, n);
     for (int i = 0; i < 20; i++) {
         n += (size_t)sprintf(say + n, "1000\r\n");
@@ -628,9 +705,9 @@ static void bounds_bodies(void **state)
     }
     n += (size_t)sprintf(say + n, "0\r\n\r\n");
     fd = raw_connect(&w);
-    raw_talk(&w, fd, say, n, out, sizeof(out));
+    raw_talk(&w, &fd, say, n, out, sizeof(out));
     t_has(out, "HTTP/1.1 413");
-    close(fd);
+    raw_close(&fd);
     t_int_eq(w.handled, 0);
     free(say);
     web_close(&w);
@@ -658,22 +735,22 @@ static void survives_garbage(void **state)
     (void)state;
     web_open(&w);
     for (unsigned i = 0; i < FL_LEN(rows); i++) {
-        int fd = raw_connect(&w);
+        struct raw fd = raw_connect(&w);
 
         for (int k = 0; k < 3; k++)
             fl_loop_turn(w.loop, 1);
-        t_true(send(fd, rows[i], strlen(rows[i]), MSG_NOSIGNAL) > 0);
+        t_true(raw_send(&fd, rows[i], strlen(rows[i])) > 0);
         for (int k = 0; k < 5; k++)
             fl_loop_turn(w.loop, 1);
-        close(fd);
+        raw_close(&fd);
     }
     for (size_t i = 0; i < 300000; i++)
         noise[i] = (char)(t_random(&seed) >> 32);
     for (int i = 0; i < 20; i++) {
-        int fd = raw_connect(&w);
+        struct raw fd = raw_connect(&w);
 
-        raw_talk(&w, fd, noise + i * 10000, 100000, out, sizeof(out));
-        close(fd);
+        raw_talk(&w, &fd, noise + i * 10000, 100000, out, sizeof(out));
+        raw_close(&fd);
     }
     ask_wait(&w, &a, NULL, "/echo", (struct fl_bytes){ 0 }, NULL);
     t_int_eq(a.answer.status, 200);
@@ -682,23 +759,100 @@ static void survives_garbage(void **state)
     web_close(&w);
 }
 
+/* Silence is one way, a byte now and then another: neither keeps a connection. */
 static void gives_up_on_the_slow(void **state)
 {
-    struct web w = { .config.idle_ms = 1000 };
-    char out[100];
-    int fd;
+    static const struct {
+        const char *name, *first,
+            *then; /* then: over and over, a little at a time; NULL: silence */
+    } rows[] = {
+        { "not a word", "", NULL },
+        { "silent in the headers", "GET /ec", NULL },
+        { "slow in the headers", "GET /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n", "X-A: b\r\n" },
+        { "silent in the body",
+          "POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nx", NULL },
+        { "slow in the body",
+          "POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n", "x" },
+        { "slow in chunks",
+          "POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+          "1\r\nx\r\n" },
+        { "slow in a second request",
+          "GET /open HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /open HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+          "X-A: b\r\n" },
+    };
+    struct web w = { .config = { .idle_ms = 400, .body_max_bytes = 8000 } };
+    struct raw all[FL_LEN(rows)];
+    bool ended[FL_LEN(rows)] = { 0 };
+    unsigned left = FL_LEN(rows);
+    char out[4096];
 
     (void)state;
     web_open(&w);
-    fd = raw_connect(&w);
-    t_true(send(fd, "GET /ec", 7, MSG_NOSIGNAL) == 7);
-    for (int i = 0; i < 500; i++) {
-        if (recv(fd, out, sizeof(out), 0) == 0)
-            break;
-        t_true(i < 499, "a request that stops in the middle keeps its connection");
-        fl_loop_turn(w.loop, 20);
+    for (unsigned i = 0; i < FL_LEN(rows); i++) {
+        all[i] = raw_connect(&w);
+        if (*rows[i].first)
+            t_true(raw_send(&all[i], rows[i].first, strlen(rows[i].first)) > 0, "%s", rows[i].name);
     }
-    close(fd);
+    for (int turn = 0; left; turn++) { /* all of them at once: it is their own time that counts */
+        t_true(turn < 1000, "%u connections are kept, one of them: %s", left,
+               rows[ended[0] ? ended[1] ? 4 : 1 : 0].name);
+        for (unsigned i = 0; i < FL_LEN(rows); i++) {
+            ssize_t n;
+
+            if (ended[i])
+                continue;
+            if (rows[i].then && turn % 5 == 0)
+                (void)raw_send(&all[i], rows[i].then, strlen(rows[i].then));
+            do
+                n = raw_recv(&all[i], out, sizeof(out));
+            while (n > 0);
+            ended[i] = n == 0;
+            left -= ended[i];
+        }
+        fl_loop_turn(w.loop, 20);
+        usleep(5000);
+    }
+    for (unsigned i = 0; i < FL_LEN(rows); i++)
+        raw_close(&all[i]);
+    web_close(&w);
+}
+
+/* Who fills the server leaves others waiting, not the server broken. */
+static void bounds_connections(void **state)
+{
+    enum { MOST = 8 };
+    static const char say[] = "GET /open HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
+    struct web w = { .config.connections_max = MOST };
+    struct raw all[MOST], one;
+    char out[4096];
+    int taken = 0;
+
+    (void)state;
+    web_open(&w);
+    for (; taken < MOST; taken++)
+        all[taken] = raw_connect(&w);
+    for (int i = 0; i < 20; i++)
+        fl_loop_turn(w.loop, 1);
+    for (int i = 0; i < MOST; i++)
+        raw_close(&all[i]);
+    for (int i = 0; i < 20; i++)
+        fl_loop_turn(w.loop, 1);
+    one = raw_connect(&w);
+    raw_talk(&w, &one, say, strlen(say), out, sizeof(out));
+    t_has(out, "HTTP/1.1 200");
+    raw_close(&one);
+
+    /* From other hosts three quarters at most: this host's commands have the rest. */
+    struct sockaddr_in near = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) },
+                       far = near;
+
+    far.sin_addr.s_addr = htonl(0x0a000001);
+    w.server->n_far = MOST * 3 / 4 - 1;
+    t_int_eq(http_door_policy(w.server, (struct sockaddr *)&far, sizeof(far)), MHD_YES);
+    w.server->n_far = MOST * 3 / 4;
+    t_int_eq(http_door_policy(w.server, (struct sockaddr *)&far, sizeof(far)), MHD_NO);
+    t_int_eq(http_door_policy(w.server, (struct sockaddr *)&near, sizeof(near)), MHD_YES);
+    w.server->n_far = 0;
     web_close(&w);
 }
 
@@ -726,7 +880,9 @@ static void every_fault_ends_well(void **state)
 
     (void)state;
     for (unsigned nth = 1; met; nth++) {
-        struct web w = { .fds_before = t_open_fds(), .config = { .routes = routes, .arg = &w } };
+        struct web w = { .fds_before = t_open_fds(),
+                         .config = {
+                             .routes = routes, .arg = &w, .tls = with_tls ? shown : NULL } };
         struct fl_err err = { 0 };
         struct ask a[3] = { 0 };
         static const char *const paths[] = { "/echo", "/json", "/stream" };
@@ -743,11 +899,12 @@ static void every_fault_ends_well(void **state)
         for (unsigned i = 0; st == FL_OK && i < 3; i++) {
             a[i].call.done = on_done;
             w.asked = 0;
-            snprintf(url, sizeof(url), "http://127.0.0.1:%u%s", http_server_port(w.server),
-                     paths[i]);
+            snprintf(url, sizeof(url), "%s://127.0.0.1:%u%s", with_tls ? "https" : "http",
+                     http_server_port(w.server), paths[i]);
             st = http_start(w.client,
                             &(struct http_ask){ .url = url,
                                                 .method = i == 1 ? "POST" : "GET",
+                                                .ca_path = ca.cert,
                                                 .body = { "{}", i == 1 ? 2 : 0 } },
                             &a[i].call, &err);
             if (st == FL_OK)
@@ -785,19 +942,23 @@ static void fetches(void **state)
     setenv("http_proxy", "http://192.0.2.1:1", 1); /* not asked */
     t_true(pthread_create(&t, NULL, serve_thread, &w) == 0);
     snprintf(url, sizeof(url), "%s/echo?q=1", w.url);
-    t_ok(http_fetch(&(struct http_ask){ .url = url, .body = { "xyz", 3 } }, &a, &err), &err);
+    t_ok(http_fetch(&(struct http_ask){ .url = url, .body = { "xyz", 3 }, .ca_path = ca.cert }, &a,
+                    &err),
+         &err);
     t_int_eq(a.status, 200);
     t_str_eq(a.body, "xyz");
     t_str_eq(http_answer_header(&a, "X-Query", buf, sizeof(buf)), "1");
     http_answer_fini(&a);
     snprintf(url, sizeof(url), "%s/keep", w.url);
-    t_refused(http_fetch(&(struct http_ask){ .url = url, .timeout_ms = 50 }, &a, &err), FL_TIMEOUT,
-              &err);
+    t_refused(http_fetch(&(struct http_ask){ .url = url, .timeout_ms = 50, .ca_path = ca.cert }, &a,
+                         &err),
+              FL_TIMEOUT, &err);
     snprintf(url, sizeof(url), "%s/echo", w.url);
-    t_refused(
-        http_fetch(&(struct http_ask){ .url = url, .body = { "xyz", 3 }, .answer_max_bytes = 2 },
-                   &a, &err),
-        FL_EXHAUSTED, &err);
+    t_refused(http_fetch(
+                  &(struct http_ask){
+                      .url = url, .body = { "xyz", 3 }, .answer_max_bytes = 2, .ca_path = ca.cert },
+                  &a, &err),
+              FL_EXHAUSTED, &err);
     t_refused(http_fetch(&(struct http_ask){ .url = "http://127.0.0.1:1/" }, &a, &err),
               FL_UNREACHABLE, &err);
     t_has(err.text, "127.0.0.1:1");
@@ -811,27 +972,116 @@ static void fetches(void **state)
     web_close(&w);
 }
 
+/* ---- TLS on one side, or a certificate that is not taken: a sentence, and soon */
+
+static void says_what_is_wrong_with_tls(void **state)
+{
+    struct t_cert other, expired_cert, named_cert;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    t_cert_make(&other, "other-ca", NULL, NULL, 0, 9);
+    t_cert_make(&expired_cert, "expired", &ca, "IP:127.0.0.1", -9, -1);
+    t_cert_make(&named_cert, "named", &ca, "DNS:elsewhere", 0, 9);
+    const struct {
+        const char *name;
+        const struct t_cert *cert; /* of the server; NULL: it speaks plainly */
+        const char *scheme, *ca;
+        bool unverified;
+        enum fl_status wanted;
+        unsigned status;
+        const char *says, *remedy;
+    } rows[] = {
+        { "all well", &ca, "https", ca.cert, false, FL_OK, 200, "", "" },
+        { "plain at a TLS port", &ca, "http", NULL, false, FL_OK, 400, "This port speaks TLS",
+          "use https://" },
+        { "TLS at a plain port", NULL, "https", ca.cert, false, FL_DENIED, 0, "speaks no TLS",
+          "use http://" },
+        { "another CA", &ca, "https", other.cert, false, FL_DENIED, 0,
+          "not signed by a CA that is trusted", "--verify=FILE" },
+        { "no CA given", &ca, "https", NULL, false, FL_DENIED, 0,
+          "not signed by a CA that is trusted", "RAY_TLS_CA_CERT" },
+        { "no such CA file", &ca, "https", "/nowhere/ca.crt", false, FL_DENIED, 0, "cannot be read",
+          "give another" },
+        { "another CA, unverified", &ca, "https", other.cert, true, FL_OK, 200, "", "" },
+        { "expired", &expired_cert, "https", ca.cert, false, FL_DENIED, 0, "has expired",
+          "a new one" },
+        { "another name", &named_cert, "https", ca.cert, false, FL_DENIED, 0,
+          "does not name this address", "subjectAltName" },
+    };
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        struct web w = { 0 };
+        struct http_answer a = { 0 };
+        struct tls_id *id = shown;
+        char url[100];
+        pthread_t t;
+
+        if (rows[i].cert && rows[i].cert != &ca)
+            t_ok(tls_id_create(rows[i].cert->cert, rows[i].cert->key, ca.cert, &id, &err), &err);
+        w.fds_before = t_open_fds();
+        w.config =
+            (struct http_config){ .routes = routes, .arg = &w, .tls = rows[i].cert ? id : NULL };
+        t_ok(fl_loop_create(NULL, &w.loop, &err), &err);
+        t_ok(http_server_create(w.loop, &w.config, &w.server, &err), &err);
+        t_true(pthread_create(&t, NULL, serve_thread, &w) == 0);
+        snprintf(url, sizeof(url), "%s://127.0.0.1:%u/open", rows[i].scheme,
+                 http_server_port(w.server));
+        err = (struct fl_err){ 0 };
+        t_int_eq(http_fetch(&(struct http_ask){ .url = url,
+                                                .ca_path = rows[i].ca,
+                                                .unverified = rows[i].unverified,
+                                                .timeout_ms = 10000 },
+                            &a, &err),
+                 rows[i].wanted, "%s: %s", rows[i].name, err.text);
+        t_int_eq(a.status, rows[i].status, "%s", rows[i].name);
+        t_has(rows[i].wanted == FL_OK ? a.body : err.text, rows[i].says);
+        t_has(rows[i].wanted == FL_OK ? a.body : err.text, rows[i].remedy);
+        http_answer_fini(&a);
+        fl_loop_stop(w.loop);
+        pthread_join(t, NULL);
+        web_close(&w);
+        if (id != shown)
+            tls_id_destroy(id);
+    }
+    t_cert_free(&other);
+    t_cert_free(&expired_cert);
+    t_cert_free(&named_cert);
+}
+
 int main(void)
 {
+#define BOTH(test)                                                                                 \
+    { #test, test, plainly, NULL, NULL },                                                          \
+    {                                                                                              \
+#test ", TLS", test, over_tls, NULL, NULL                                                  \
+    }
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(finds_routes),
         cmocka_unit_test(knows_its_names),
-        cmocka_unit_test(answers),
-        cmocka_unit_test(refuses),
-        cmocka_unit_test(asks_for_the_token),
-        cmocka_unit_test(answers_later),
-        cmocka_unit_test(tells_when_the_client_left),
-        cmocka_unit_test(ends_with_requests_that_wait),
-        cmocka_unit_test(streams_with_back_pressure),
-        cmocka_unit_test(streams_as_it_comes),
-        cmocka_unit_test(ends_with_a_stream_open),
-        cmocka_unit_test(bounds_bodies),
-        cmocka_unit_test(survives_garbage),
-        cmocka_unit_test(gives_up_on_the_slow),
-        cmocka_unit_test(says_who_has_the_port),
-        cmocka_unit_test(every_fault_ends_well),
-        cmocka_unit_test(fetches),
+        BOTH(answers),
+        BOTH(refuses),
+        BOTH(asks_for_the_token),
+        BOTH(answers_later),
+        BOTH(tells_when_the_client_left),
+        BOTH(ends_with_requests_that_wait),
+        BOTH(streams_with_back_pressure),
+        BOTH(streams_as_it_comes),
+        BOTH(ends_with_a_stream_open),
+        BOTH(bounds_bodies),
+        BOTH(survives_garbage),
+        BOTH(gives_up_on_the_slow),
+        BOTH(bounds_connections),
+        BOTH(says_who_has_the_port),
+        BOTH(every_fault_ends_well),
+        BOTH(fetches),
+        cmocka_unit_test(says_what_is_wrong_with_tls),
     };
 
-    return t_run("http", tests);
+    t_cert_make(&ca, "ca", NULL, NULL, 0, 2);
+    shown = t_tls_id("server", &ca);
+    int rc = t_run("http", tests);
+
+    tls_id_destroy(shown);
+    t_cert_free(&ca);
+    return rc;
 }

@@ -12,6 +12,7 @@
  * (/api/version) cannot say whose it is, and Server is what proxies put their own name into. */
 #define HTTP_PRODUCT_HEADER "X-Furlong-Version"
 struct http_server;
+struct tls_id;
 struct http_req; /* good until it is answered, or gone() ran; who keeps it beyond the handler sets gone */
 
 struct http_route { /* a table of these, ended by { 0 }; the first that fits serves */
@@ -27,14 +28,16 @@ struct http_config { /* copied, but for the routes */
     const struct http_route *routes;
     void *arg;
     size_t body_max_bytes;     /* 0: 1 MiB; more is answered 413 */
-    unsigned connections_max;  /* 0: 256; beyond: refused, the listener goes on */
-    uint32_t idle_ms;          /* 0: 30 s; a connection that is silent between bytes of a request */
+    unsigned connections_max;  /* 0: 256, a quarter of them for loopback alone; beyond: refused, the listener goes on */
+    uint32_t idle_ms;          /* 0: 30 s; for silence between bytes, and for all headers of a request; a body has
+                                * a second more for each 64 KiB */
     const char *const *hosts;  /* names besides localhost, addresses and host that Host: may carry */
     /* Asked for each request whose route is not open; bearer is NULL without one. NULL: a request
      * from loopback is let in, any other is refused. */
     bool (*allowed)(void *arg, struct http_req *req, const char *bearer, bool from_loopback);
     /* Asked first of all, for every request: the status of a refusal, or 0; text is its body. NULL: none. */
     unsigned (*refuses)(void *arg, struct http_req *req, char *text, size_t cap);
+    struct tls_id *tls; /* NULL: plain. Else TLS, with this certificate; none is asked of clients. Copied, too */
     bool plain_errors; /* what the server itself refuses is told as text/plain, in aiohttp's words where it has some */
 };
 /* Binds and listens. FL_EXISTS: the port is taken; FL_UNREACHABLE: no interface has that address. */
@@ -57,6 +60,7 @@ char *http_req_take_body(struct http_req *req, size_t *len);
 void http_req_each_query(const struct http_req *req, const char *name,
                          void (*each)(void *arg, const char *value), void *arg);
 bool http_req_from_loopback(const struct http_req *req);
+bool http_req_is_tls(const struct http_req *req);
 /* A whole number of the query, or absent when the name is not there. FL_INVALID names it. */
 enum fl_status http_req_number(const struct http_req *req, const char *name, uint64_t absent,
                                uint64_t max, uint64_t *out, struct fl_err *err);
@@ -117,6 +121,8 @@ struct http_ask {
     struct fl_bytes body;        /* copied when the call is started in a loop */
     uint32_t timeout_ms;         /* of the whole request; 0: 30 s */
     size_t answer_max_bytes;     /* 0: 64 MiB; more ends it FL_EXHAUSTED */
+    const char *ca_path;         /* of https: the certificates that are trusted; NULL: the system's */
+    bool unverified;             /* of https: whoever answers is believed */
     /* Reading as it comes: body stays empty then. A status other than FL_OK ends the request, and is
      * the only way to end it from inside. */
     enum fl_status (*piece)(void *arg, unsigned status, struct fl_bytes piece);

@@ -91,6 +91,11 @@ bool http_req_from_loopback(const struct http_req *req)
     return req->loopback;
 }
 
+bool http_req_is_tls(const struct http_req *req)
+{
+    return req->server->door != NULL;
+}
+
 enum fl_status http_req_number(const struct http_req *req, const char *name, uint64_t absent,
                                uint64_t max, uint64_t *out, struct fl_err *err)
 {

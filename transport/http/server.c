@@ -8,6 +8,7 @@
 
 #include "common/base/fault.h"
 #include "transport/http/server_priv.h"
+#include "transport/tls/tls.h"
 
 enum { BACKLOG = 128, IGNORED_MAX = 4 << 20, LAST_TURNS = 8 };
 
@@ -52,18 +53,8 @@ static bool is_loopback(struct MHD_Connection *conn)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    const struct sockaddr_in *v4;
-    const struct sockaddr_in6 *v6;
 
-    if (!info || !info->client_addr)
-        return false;
-    v4 = (const struct sockaddr_in *)info->client_addr;
-    v6 = (const struct sockaddr_in6 *)info->client_addr;
-    if (v4->sin_family == AF_INET)
-        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
-    return v6->sin6_family == AF_INET6 &&
-           (IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) ||
-            (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) && v6->sin6_addr.s6_addr[12] == 127));
+    return info && http_addr_is_loopback(info->client_addr);
 }
 
 static void refuse(struct http_req *req, unsigned status, const char *fmt, ...)
@@ -158,6 +149,8 @@ static void look(struct http_req *req)
     if (length &&
         (fl_parse_i64(length, 0, INT64_MAX, &n, NULL) != FL_OK || (uint64_t)n > req->body_max))
         refuse(req, 413, "a body of %.20s bytes, at most %zu are taken", length, req->body_max);
+    else
+        http_door_headers(req, length ? (uint64_t)n : req->body_max);
 }
 
 /* ---- one request through MHD */
@@ -263,6 +256,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *conn, const 
     }
     switch (req->state) {
     case HTTP_READING:
+        http_door_whole(req);
         return handle(req);
     case HTTP_ANSWERED:
     case HTTP_STREAMING:
@@ -278,9 +272,8 @@ static void on_completed(void *arg, struct MHD_Connection *conn, void **slot,
 {
     struct http_req *req = *slot;
 
-    (void)arg;
-    (void)conn;
     (void)how;
+    http_door_answered(arg, conn);
     if (!req)
         return;
     *slot = NULL;
@@ -334,24 +327,49 @@ static enum fl_status listen_at(const char *host, uint16_t *port, int *out, stru
     return FL_OK;
 }
 
+/* What is common to both kinds comes last in the call: MHD reads a list of its options. */
+static struct MHD_Daemon *start_mhd(struct http_server *s, int fd)
+{
+    struct MHD_OptionItem tls[] = {
+        { MHD_OPTION_HTTPS_MEM_CERT, 0, s->c.tls ? s->c.tls->cert : NULL },
+        { MHD_OPTION_HTTPS_MEM_KEY, 0, s->c.tls ? s->c.tls->key : NULL },
+        { MHD_OPTION_HTTPS_PRIORITIES, 0,
+          (void *)(uintptr_t) "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2" },
+        { MHD_OPTION_END, 0, NULL },
+    };
+    struct MHD_OptionItem plain[] = { { MHD_OPTION_LISTEN_SOCKET, fd, NULL },
+                                      { MHD_OPTION_END, 0, NULL } };
+    unsigned idle_s = (s->c.idle_ms + 999) / 1000;
+    unsigned how = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE |
+                   (s->c.tls ? MHD_USE_TLS | MHD_USE_NO_LISTEN_SOCKET : 0);
+
+    return MHD_start_daemon(how, 0, http_door_policy, s, on_request, s, MHD_OPTION_NOTIFY_COMPLETED,
+                            on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, http_door_notify, s,
+                            MHD_OPTION_CONNECTION_LIMIT, s->c.connections_max,
+                            MHD_OPTION_CONNECTION_TIMEOUT, idle_s,
+                            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_MEMORY,
+                            MHD_OPTION_ARRAY, s->c.tls ? tls : plain, MHD_OPTION_END);
+}
+
 static enum fl_status start(struct http_server *s, int fd, struct fl_err *err)
 {
     const union MHD_DaemonInfo *info;
-    unsigned idle_s = (s->c.idle_ms + 999) / 1000;
 
+    if (s->c.tls && MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) {
+        close(fd);
+        return fl_fail(err, FL_UNSUPPORTED, "libmicrohttpd was built without TLS here");
+    }
     if (!FL_FAULT("http.start"))
-        s->mhd = MHD_start_daemon(
-            MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE, 0, NULL, NULL, on_request,
-            s, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL,
-            MHD_OPTION_CONNECTION_LIMIT, s->c.connections_max, MHD_OPTION_CONNECTION_TIMEOUT,
-            idle_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_MEMORY,
-            MHD_OPTION_END);
+        s->mhd = start_mhd(s, fd);
     if (!s->mhd) {
         close(fd);
-        return fl_fail(err, FL_EXHAUSTED,
-                       "HTTP at %s port %u could not start: out of memory or descriptors", s->host,
-                       s->port);
+        return fl_fail(
+            err, FL_EXHAUSTED, "HTTP at %s port %u could not start: out of memory or descriptors%s",
+            s->host, s->port, s->c.tls ? ", or GnuTLS does not take the certificate" : "");
     }
+    if (s->c.tls)
+        FL_TRY(http_door_create(s, fd, &s->door, err));
+    s->c.tls = NULL; /* MHD has what it needs; http_req_is_tls() asks for the door */
     info = MHD_get_daemon_info(s->mhd, MHD_DAEMON_INFO_EPOLL_FD);
     if (!info)
         return fl_fail(err, FL_UNSUPPORTED, "libmicrohttpd has no epoll here");
@@ -432,6 +450,7 @@ void http_server_destroy(struct http_server *s)
 {
     if (!s)
         return;
+    http_door_destroy(s->door);
     if (s->mhd) {
         http_ws_end_all(s);
         answer_the_rest(s);

@@ -19,14 +19,17 @@ enum {
 /* ---- route.c: pure */
 struct http_params {
     unsigned n;
-    struct { char name[32]; const char *value; } p[HTTP_PARAMS]; /* values in text */
+    struct {
+        char name[32];
+        const char *value;
+    } p[HTTP_PARAMS]; /* values in text */
     char text[HTTP_PATH_MAX];
 };
 /* The first route that fits. NULL: none; *known: a route with another method would. */
 const struct http_route *http_route_find(const struct http_route *routes, const char *method,
                                          const char *path, struct http_params *out, bool *known);
-/* Host names a machine of ours: an address, localhost, one of names. A name that anybody can point at
- * this machine is not enough: behind it stands a page of somebody else (DNS rebinding). */
+/* Host names a machine of ours: an address, localhost, one of names. A name that anybody can point
+ * at this machine is not enough: behind it stands a page of somebody else (DNS rebinding). */
 bool http_host_ok(const char *host_header, const char *own_host, const char *const *names);
 /* Origin is absent or the very host and port that are asked. */
 bool http_origin_ok(const char *origin, const char *host_header);
@@ -58,7 +61,10 @@ struct http_req {
 
     struct MHD_Response *response;
     unsigned status;
-    struct { char name[64]; char value[256]; } headers[8];
+    struct {
+        char name[64];
+        char value[256];
+    } headers[8];
     unsigned n_headers;
     struct fl_watch *hangup; /* while somebody wants to know */
     void (*gone)(void *arg, struct http_req *req);
@@ -71,6 +77,13 @@ struct http_req {
     struct fl_task more_task;
     struct http_ws *ws; /* that its socket will be, until it is */
 };
+struct http_conn { /* a connection, from its first byte to its last */
+    struct http_server *server;
+    int fd;
+    bool far; /* not from loopback */
+    struct fl_timer due;
+};
+struct http_door;
 struct http_server {
     struct fl_loop *loop;
     struct http_config c;
@@ -78,6 +91,8 @@ struct http_server {
     char **hosts; /* copies, ended by NULL */
     uint16_t port;
     struct MHD_Daemon *mhd;
+    struct http_door *door; /* where TLS is spoken */
+    unsigned n_conns, n_far;
     struct fl_watch *watch;
     struct fl_timer timer;
     struct fl_task kick;
@@ -87,6 +102,17 @@ struct http_server {
     bool ending;
 };
 void http_kick(struct http_server *s); /* MHD has something to do */
+/* door.c */
+bool http_addr_is_loopback(const struct sockaddr *a); /* NULL: not */
+enum MHD_Result http_door_policy(void *server, const struct sockaddr *from, socklen_t len);
+void http_door_notify(void *server, struct MHD_Connection *conn, void **slot,
+                      enum MHD_ConnectionNotificationCode what);
+void http_door_headers(struct http_req *req, uint64_t body_bytes); /* are whole, a body follows */
+void http_door_whole(struct http_req *req);                        /* so is the body            */
+void http_door_answered(struct http_server *s, struct MHD_Connection *conn);
+enum fl_status http_door_create(struct http_server *s, int fd_take, struct http_door **out,
+                                struct fl_err *err);
+void http_door_destroy(struct http_door *d); /* NULL is fine */
 /* req.c */
 enum MHD_Result http_req_answer(struct http_req *req); /* response is handed to MHD */
 void http_req_left(struct http_req *req);              /* tells the handler, once   */

@@ -118,6 +118,12 @@ static void set_options(struct http_transfer *t)
     curl_easy_setopt(e, CURLOPT_PROXY,
                      ""); /* whatever http_proxy says: a cluster is reached directly */
     curl_easy_setopt(e, CURLOPT_NOPROXY, "*");
+    if (ask->ca_path && *ask->ca_path)
+        curl_easy_setopt(e, CURLOPT_CAINFO, ask->ca_path);
+    if (ask->unverified) {
+        curl_easy_setopt(e, CURLOPT_SSL_VERIFYPEER, 0L);
+        curl_easy_setopt(e, CURLOPT_SSL_VERIFYHOST, 0L);
+    }
     curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(e, CURLOPT_FOLLOWLOCATION, 0L);
     curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, ms);
@@ -192,6 +198,7 @@ static enum fl_status status_of(CURLcode rc)
         return FL_EXHAUSTED;
     case CURLE_PEER_FAILED_VERIFICATION:
     case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_SSL_CACERT_BADFILE:
         return FL_DENIED;
     case CURLE_WEIRD_SERVER_REPLY:
     case CURLE_BAD_CONTENT_ENCODING:
@@ -199,6 +206,43 @@ static enum fl_status status_of(CURLcode rc)
     default:
         return FL_UNREACHABLE;
     }
+}
+
+/* What libcurl says of TLS, with the remedy. NULL: nothing of TLS. */
+static const char *tls_trouble(const struct http_transfer *t, CURLcode rc)
+{
+    static const struct {
+        const char *said, *means;
+    } rows[] = {
+        { "wrong version number", "this port speaks no TLS: use http:// in place of https://" },
+        { "unexpected eof",
+          "the server hangs up when it is greeted: it likely speaks no TLS, use http:// then" },
+        { "SYSCALL",
+          "the server hangs up when it is greeted: it likely speaks no TLS, use http:// then" },
+        { "has expired", "the server's certificate has expired: a new one is needed there" },
+        { "not yet valid",
+          "the server's certificate is not valid yet: look at the clocks of both hosts" },
+        { "subject name",
+          "the server's certificate does not name this address: use one that it names, or make it "
+          "with this one as subjectAltName" },
+        { "issuer", "the server's certificate is not signed by a CA that is trusted here: give "
+                    "that CA's file "
+                    "(--verify=FILE, RAY_TLS_CA_CERT)" },
+        { "self-signed", "the server's certificate is not signed by a CA that is trusted here: "
+                         "give that CA's file "
+                         "(--verify=FILE, RAY_TLS_CA_CERT)" },
+    };
+
+    if (rc == CURLE_SSL_CACERT_BADFILE)
+        return "the CA's file cannot be read, or holds no certificate in PEM: give another one "
+               "(--verify=FILE, "
+               "RAY_TLS_CA_CERT)";
+    if (rc != CURLE_PEER_FAILED_VERIFICATION && rc != CURLE_SSL_CONNECT_ERROR)
+        return NULL;
+    for (size_t i = 0; i < FL_LEN(rows); i++)
+        if (strstr(t->curl_error, rows[i].said))
+            return rows[i].means;
+    return NULL;
 }
 
 enum fl_status http_transfer_result(struct http_transfer *t, CURLcode rc, struct fl_err *err)
@@ -212,7 +256,11 @@ enum fl_status http_transfer_result(struct http_transfer *t, CURLcode rc, struct
         return t->err.status;
     }
     if (rc != CURLE_OK) {
+        const char *tls = tls_trouble(t, rc);
+
         st = status_of(rc);
+        if (tls)
+            return fl_fail(err, st, "%s: %s", t->ask.url, tls);
         fl_err_set(err, st, FL_FROM_CURL, (int)rc, "%s: %s", t->ask.url,
                    t->curl_error[0] ? t->curl_error : curl_easy_strerror(rc));
         return st;
