@@ -29,7 +29,13 @@ enum fl_status cli_url_of(const char *address, char url[CLI_URL_BYTES], struct f
     return s.cut ? fl_fail(err, FL_INVALID, "address '%.40s...' is too long", address) : FL_OK;
 }
 
-static enum fl_status from_here(char url[CLI_URL_BYTES], struct fl_err *err)
+void cli_trust(const struct cli_cluster *c, struct http_ask *ask)
+{
+    ask->ca_path = *c->ca ? c->ca : getenv("RAY_TLS_CA_CERT");
+    ask->unverified = c->unverified;
+}
+
+static enum fl_status from_here(struct cli_cluster *c, struct fl_err *err)
 {
     struct cli_daemon *all;
     struct fl_str list = FL_STR_HEAP(160);
@@ -43,7 +49,8 @@ static enum fl_status from_here(char url[CLI_URL_BYTES], struct fl_err *err)
             const char *http = cli_text(all[i].info, "http");
 
             fl_str_add(&list, "%s%s", heads++ ? ", " : "", http);
-            st = cli_url_of(http, url, err);
+            (void)FL_COPY(c->ca, cli_text(all[i].info, "tls_ca"));
+            st = cli_url_of(http, c->url, err);
         }
     cli_daemons_free(all, n);
     if (st == FL_OK && heads == 0)
@@ -142,7 +149,7 @@ enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, st
     if (address && *address && strcmp(address, "auto") != 0)
         FL_TRY(cli_url_of(address, c.url, err));
     else
-        FL_TRY(from_here(c.url, err));
+        FL_TRY(from_here(&c, err));
     cli_token(c.token, sizeof(c.token));
     *out = c;
     return FL_OK;
@@ -266,6 +273,7 @@ enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const ch
     struct http_ask ask = { .method = method, .url = url, .headers = headers,
                             .body = { text, text ? strlen(text) : 0 }, .timeout_ms = timeout_ms,
                             .answer_max_bytes = c->answer_max_bytes };
+    cli_trust(c, &ask);
     enum fl_status st = http_fetch(&ask, out, err);
 
     free(text);

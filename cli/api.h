@@ -3,6 +3,7 @@
 #include <jansson.h>
 
 #include "common/base/base.h"
+#include "common/base/file.h"
 #include "transport/http/http.h"
 
 enum { CLI_URL_BYTES = 256, CLI_HEADERS = 8, CLI_TOKEN_BYTES = 512 };
@@ -11,7 +12,11 @@ struct cli_cluster {
     char token[CLI_TOKEN_BYTES];          /* "" when there is none to show         */
     const char *headers[CLI_HEADERS]; /* of each request besides, or NULL */
     size_t answer_max_bytes; /* 0: 64 MiB */
+    char ca[FL_PATH_MAX]; /* of https: a file of certificates that are trusted; "": RAY_TLS_CA_CERT, or the system's */
+    bool unverified;      /* of https: whoever answers is believed */
 };
+/* How the cluster's certificate is judged, for requests that are made without cli_ask(). */
+void cli_trust(const struct cli_cluster *c, struct http_ask *ask);
 
 /* The cluster that address names, else FURLONG_ADDRESS, else RAY_ADDRESS, else the head that runs here.
  *

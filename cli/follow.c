@@ -209,6 +209,7 @@ static void ask(struct reader *r)
     struct http_ask a = { .url = url, .headers = *f->c->token ? headers : NULL, .timeout_ms = ASK_MS };
     struct fl_err err = { 0 };
 
+    cli_trust(f->c, &a);
     if (http_start(f->client, &a, &r->call, &err) != FL_OK)
         away(r, &err);
 }
@@ -226,6 +227,7 @@ static void on_look_due(struct fl_timer *t, uint64_t now_ns)
     (void)fl_copy(bearer + strlen(bearer), sizeof(bearer) - strlen(bearer), f->c->token);
     struct http_ask a = { .url = url, .headers = *f->c->token ? headers : NULL, .timeout_ms = ASK_MS };
 
+    cli_trust(f->c, &a);
     if (http_start(f->client, &a, &f->look, NULL) != FL_OK)
         fl_timer_arm_in(f->loop, &f->look_due, LOOK_MS);
 }
@@ -324,6 +326,7 @@ static void on_signal(void *arg, int signal, int from_pid)
     struct http_ask a = { .method = "POST", .url = url, .headers = *f->c->token ? headers : NULL,
                           .timeout_ms = STOP_MS };
 
+    cli_trust(f->c, &a);
     f->stop_sent = http_start(f->client, &a, &f->stop, &err) == FL_OK;
     if (!f->stop_sent)
         fprintf(stderr, "furlong: %s\n", err.text);

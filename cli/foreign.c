@@ -106,8 +106,10 @@ static enum fl_status read_log(struct follow *f, struct fl_err *err)
         headers[n++] = bearer;
     }
     f->skip = f->shown;
-    return http_ws_read(&(struct http_ask){ .url = url, .headers = headers, .timeout_ms = ASK_MS, .piece = on_piece, .arg = f },
-                        f->signals, err);
+    struct http_ask ask = { .url = url, .headers = headers, .timeout_ms = ASK_MS, .piece = on_piece, .arg = f };
+
+    cli_trust(f->c, &ask);
+    return http_ws_read(&ask, f->signals, err);
 }
 
 /* Where WebSockets do not get through: the log as a whole, and what is new of it. */

@@ -188,6 +188,7 @@ static enum fl_status start_here(struct launch *l, struct fl_err *err)
     how.gpus = l->node_gpus >= 0 ? gpus : NULL;
     FL_TRY(cli_start_head(&how, &head, err));
     cli_describe(&l->own[l->n_own++], 'h', head);
+    (void)FL_COPY(l->cluster.ca, cli_text(head, "tls_ca"));
     enum fl_status st = cli_url_of(cli_text(head, "http"), l->cluster.url, err);
 
     cli_token(l->cluster.token, sizeof(l->cluster.token));
@@ -240,8 +241,29 @@ static void undo(const struct launch *l, const char *program, const bool *done)
     hosts_free(&started);
 }
 
+/* ssh carries no environment: what says TLS here is given as flags there. The files lie at the same places. */
+static size_t tls_words(char text[4][FL_PATH_MAX], const char **command, size_t n)
+{
+    static const struct {
+        const char *env, *flag;
+    } all[] = { { "FURLONG_TLS", "--tls" }, { "RAY_TLS_SERVER_CERT", "--tls-cert" },
+                { "RAY_TLS_SERVER_KEY", "--tls-key" }, { "RAY_TLS_CA_CERT", "--tls-ca" } };
+
+    for (size_t i = 0; i < FL_LEN(all); i++) {
+        const char *v = getenv(all[i].env);
+
+        if (i == 0 && !(v && *v) && cli_env_true("RAY_USE_TLS"))
+            v = "nodes";
+        if (v && *v && fl_path(text[i], NULL, "%s=%s", all[i].flag, v) == FL_OK)
+            command[n++] = text[i];
+    }
+    return n;
+}
+
 static enum fl_status join_all(struct launch *l, bool *done, struct fl_err *err)
 {
+    char tls[4][FL_PATH_MAX];
+    size_t n = 7;
     char program[FL_PATH_MAX], address[CLI_URL_BYTES + 16], gpus[32], wait[32];
     json_t *status;
 
@@ -254,8 +276,10 @@ static enum fl_status join_all(struct launch *l, bool *done, struct fl_err *err)
                        "start it with --node-ip-address, or let this command start it", address + 10);
     snprintf(gpus, sizeof(gpus), "--num-gpus=%lld", (long long)l->node_gpus);
     snprintf(wait, sizeof(wait), "--wait=%lld", (long long)(l->wait_s > 20 ? 20 : l->wait_s));
-    const char *command[] = { program, "start", address, wait, "--if-needed", "--token-stdin", "--node-name=%h",
-                              l->node_gpus >= 0 ? gpus : NULL, NULL };
+    const char *command[16] = { program, "start", address, wait, "--if-needed", "--token-stdin", "--node-name=%h" };
+    if (l->node_gpus >= 0)
+        command[n++] = gpus;
+    command[tls_words(tls, command, n)] = NULL;
     struct ssh_run r = { .command = command, .input = *l->cluster.token ? l->cluster.token : "\n", .wait_ms = SSH_MS };
 
     fprintf(stderr, "starting worker daemons on %zu hosts over ssh\n", l->names.n);

@@ -28,12 +28,23 @@ static const struct fl_opt common_opts[] = {
       .help = "http://HOST:8265; RAY_API_SERVER_ADDRESS and RAY_ADDRESS count more" },
     { FL_OPT_TEXT, "headers", .arg = "JSON", .env = "RAY_JOB_HEADERS", .at = offsetof(struct common, headers),
       .help = "of each request besides" },
-    { FL_OPT_TEXT, "verify", .arg = "BOOL|FILE", .at = offsetof(struct common, verify), .help = "taken and passed over" },
+    { FL_OPT_TEXT, "verify", .arg = "BOOL|FILE", .at = offsetof(struct common, verify), .help = "whether the certificate of https:// is looked at, or a file of CAs to trust (default true)" },
     { 0 }
 };
 static const struct ray_flag passed[] = {
     { "log-style", true }, { "log-color", true }, { "verbose", false }, { "no-format", false }, { "cluster", true }, { 0 }
 };
+
+static void take_verify(struct common *m)
+{
+    const char *v = m->verify;
+
+    if (!v || strcasecmp(v, "true") == 0 || strcmp(v, "1") == 0)
+        return;
+    m->cluster.unverified = strcasecmp(v, "false") == 0 || strcmp(v, "0") == 0;
+    if (!m->cluster.unverified)
+        (void)FL_COPY(m->cluster.ca, v); /* one that is cut is a file that is not there, which is said */
+}
 
 /* -1, or the exit code. Prints which server it is, as every command of `ray job` does. */
 static int find(struct common *m)
@@ -41,6 +52,7 @@ static int find(struct common *m)
     struct fl_err err = { 0 };
     enum fl_status st = ray_find_api(m->address, &m->cluster, &err);
 
+    take_verify(m);
     if (st == FL_OK && m->headers && (st = cli_headers(&m->cluster, m->headers, m->header_text, HEADER_BYTES, &err)) != FL_OK)
         return ray_failed("ValueError", "%s", err.text);
     if (st != FL_OK)

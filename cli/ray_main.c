@@ -144,7 +144,7 @@ int ray_opts(struct fl_opts *o, const struct ray_flag *passed, int argc, char **
 /* ==== which cluster ================================================================================ */
 /* The HTTP side of the head that nodes join at address, from the json files of this machine's daemons;
  * address NULL: of the only head here. */
-static bool find_here(const char *address, char url[CLI_URL_BYTES])
+static bool find_here(const char *address, struct cli_cluster *c)
 {
     struct cli_daemon *all;
     size_t n;
@@ -155,7 +155,8 @@ static bool find_here(const char *address, char url[CLI_URL_BYTES])
     for (size_t i = 0; i < n && !found; i++)
         if (all[i].kind == 'h' && !all[i].private &&
             (!address || strcmp(cli_text(all[i].info, "address"), address) == 0))
-            found = cli_url_of(cli_text(all[i].info, "http"), url, NULL) == FL_OK;
+            found = cli_url_of(cli_text(all[i].info, "http"), c->url, NULL) == FL_OK &&
+                    FL_COPY(c->ca, cli_text(all[i].info, "tls_ca"));
     cli_daemons_free(all, n);
     return found;
 }
@@ -178,10 +179,10 @@ static enum fl_status find_gcs(const char *address, struct cli_cluster *c, struc
     const char *colon = strrchr(address, ':');
 
     cli_token(c->token, sizeof(c->token));
-    if (find_here(address, c->url))
+    if (find_here(address, c))
         return FL_OK;
-    if (colon && (size_t)(colon - address) + 16 < sizeof(c->url)) {
-        snprintf(c->url, sizeof(c->url), "http://%.*s:8265", (int)(colon - address), address);
+    for (int tls = 0; tls < 2 && colon && (size_t)(colon - address) + 17 < sizeof(c->url); tls++) {
+        snprintf(c->url, sizeof(c->url), "http%s://%.*s:8265", tls ? "s" : "", (int)(colon - address), address);
         if (belongs(c, address))
             return FL_OK;
     }
@@ -221,7 +222,7 @@ enum fl_status ray_find(const char *address, struct cli_cluster *out, struct fl_
     address = address && *address ? address : env("RAY_ADDRESS");
     if (address && strcmp(address, "auto") != 0)
         FL_TRY(find_named(address, &c, err));
-    else if (!find_here(NULL, c.url))
+    else if (!find_here(NULL, &c))
         return fl_fail(err, FL_NOT_FOUND, "%s", no_cluster);
     cli_token(c.token, sizeof(c.token));
     *out = c;
@@ -237,7 +238,7 @@ enum fl_status ray_find_api(const char *address, struct cli_cluster *out, struct
     address = first ? first : address && *address ? address : NULL;
     if (address && strcmp(address, "auto") != 0)
         FL_TRY(find_named(address, &c, err));
-    else if (!find_here(NULL, c.url) && address)
+    else if (!find_here(NULL, &c) && address)
         return fl_fail(err, FL_NOT_FOUND, "%s", no_cluster);
     else if (!*c.url)
         (void)FL_COPY(c.url, "http://localhost:8265");

@@ -392,8 +392,11 @@ static enum fl_status upload(const struct cli_cluster *c, const char *name, cons
         headers[n++] = bearer;
     }
     snprintf(url, sizeof(url), "%s%s", c->url, path);
-    st = http_fetch(&(struct http_ask){ .method = "PUT", .url = url, .headers = headers, .timeout_ms = UPLOAD_MS,
-                                        .body = { zip->data, zip->len } }, &a, err);
+    struct http_ask ask = { .method = "PUT", .url = url, .headers = headers, .timeout_ms = UPLOAD_MS,
+                            .body = { zip->data, zip->len } };
+
+    cli_trust(c, &ask);
+    st = http_fetch(&ask, &a, err);
     if (st == FL_OK && a.status != 200)
         st = fl_fail(err, FL_INVALID, "%s: a package of %zu bytes is answered %u: %.160s", url, zip->len, a.status,
                      a.body ? a.body : "");

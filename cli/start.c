@@ -83,6 +83,14 @@ static void add_int(struct words *w, const char *name, int64_t value)
     add(w, name, text);
 }
 
+static void add_tls(struct words *w, const struct tls_opts *t)
+{
+    add(w, "tls", t->cover);
+    add(w, "tls-cert", t->cert);
+    add(w, "tls-key", t->key);
+    add(w, "tls-ca", t->ca);
+}
+
 /* MASTER_ADDR, where set, is the head's address, the same on every node. */
 const char *cli_head_ip(void)
 {
@@ -99,6 +107,15 @@ static enum fl_status log_dir(const struct cli_start *s, char out[FL_PATH_MAX], 
     return fl_path(out, err, "%s/logs", state);
 }
 
+static void say_notes(const json_t *daemon)
+{
+    json_t *note;
+    size_t i;
+
+    json_array_foreach(json_object_get(daemon, "notes"), i, note)
+        fprintf(stderr, "note: %s\n", json_string_value(note));
+}
+
 enum fl_status cli_start_head(const struct cli_start *s, json_t **head, struct fl_err *err)
 {
     struct words w = { 0 };
@@ -112,17 +129,12 @@ enum fl_status cli_start_head(const struct cli_start *s, json_t **head, struct f
     add_int(&w, "dashboard-port", s->http_port);
     add(&w, "state-dir", s->state_dir);
     add(&w, "log-level", s->log_level);
-    return w.cut ? fl_fail(err, FL_INVALID, "an option is longer than %d bytes", WORD_BYTES)
-                 : cli_daemon_start("furlong-head", w.argv, logs, READY_MS, head, err);
-}
-
-static void say_notes(const json_t *node)
-{
-    json_t *note;
-    size_t i;
-
-    json_array_foreach(json_object_get(node, "notes"), i, note)
-        fprintf(stderr, "note: %s\n", json_string_value(note));
+    add_tls(&w, &s->tls);
+    if (w.cut)
+        return fl_fail(err, FL_INVALID, "an option is longer than %d bytes", WORD_BYTES);
+    FL_TRY(cli_daemon_start("furlong-head", w.argv, logs, READY_MS, head, err));
+    say_notes(*head);
+    return FL_OK;
 }
 
 enum fl_status cli_start_node(const struct cli_start *s, const char *address, json_t **node,
@@ -143,6 +155,7 @@ enum fl_status cli_start_node(const struct cli_start *s, const char *address, js
     add(&w, "state-dir", s->state_dir);
     add(&w, "log-level", s->log_level);
     add_int(&w, "wait", s->wait_s);
+    add_tls(&w, &s->tls);
     if (w.cut)
         return fl_fail(err, FL_INVALID, "an option is longer than %d bytes", WORD_BYTES);
     FL_TRY(cli_daemon_start("furlong-node", w.argv, logs, (uint32_t)s->wait_s * 1000 + READY_MS, node, err));
@@ -366,7 +379,7 @@ int cli_start(int argc, char **argv)
     struct fl_opts o = {
         .program = "furlong start", .usage = "--head | --address=HOST:PORT [OPTION...]",
         .about = "Starts a head with a worker daemon beside it, or a worker daemon that joins a head.",
-        .tables = { { NULL, opts, &s }, { "With --head", head_opts, &s }, { "The node", node_opts, &s } },
+        .tables = { { NULL, opts, &s }, { "With --head", head_opts, &s }, { "The node", node_opts, &s }, { "TLS", tls_opt_table, &s.how.tls } },
         .takes_file = true,
     };
     int rc = fl_opts_main(&o, argc, argv);

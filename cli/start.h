@@ -1,11 +1,13 @@
 /* cli/start.h - the daemons of this machine as flags describe them: for `start`, `train` and the `ray` name */
 #pragma once
 #include "cli/daemons.h"
+#include "transport/tls/tls.h"
 
 struct cli_start { /* NULL and 0 in the lower half: the daemon's default */
     int64_t port, http_port, wait_s;
     const char *http_host; /* NULL: ip */
     const char *ip;        /* head: NULL is cli_head_ip(); node: NULL is the way to the head */
+    struct tls_opts tls;   /* empty: what the environment says */
     const char *name, *cpus, *gpus, *memory, *resources, *labels, *state_dir, *log_level;
 };
 const char *cli_head_ip(void);

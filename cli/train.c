@@ -103,7 +103,7 @@ static enum fl_status start_private(struct train *t, struct cli_cluster *c, stru
     snprintf(gpus, sizeof(gpus), "--num-gpus=%lld",
              (long long)(t->num_gpus_given ? t->num_gpus : devices_needed(&t->flags)));
     FL_TRY(cli_daemon_start("furlong-head",
-                            (const char *const[]){ "--private", "--until-idle", "--node-ip-address=127.0.0.1",
+                            (const char *const[]){ "--private", "--tls=off", "--until-idle", "--node-ip-address=127.0.0.1",
                                                    "--port=0", "--dashboard-host=127.0.0.1",
                                                    "--dashboard-port=0", state, NULL },
                             logs, READY_MS, &info, err));
@@ -115,7 +115,7 @@ static enum fl_status start_private(struct train *t, struct cli_cluster *c, stru
     snprintf(address, sizeof(address), "--address=%s", cli_text(info, "address"));
     json_decref(info);
     FL_TRY(cli_daemon_start("furlong-node",
-                            (const char *const[]){ address, "--private", orphan, "--node-ip-address=127.0.0.1",
+                            (const char *const[]){ address, "--private", "--tls=off", orphan, "--node-ip-address=127.0.0.1",
                                                    "--node-name=local", gpus, state, NULL },
                             logs, READY_MS, &info, err));
     t->own[t->n_own++] = (struct cli_daemon){ .kind = 'n', .pid = (pid_t)cli_int(info, "pid"),

@@ -15,6 +15,7 @@
 #include "common/conf/opt.h"
 #include "head/head.h"
 #include "transport/http/http.h"
+#include "transport/tls/tls.h"
 
 struct args {
     const char *node_ip, *dashboard_host, *state_dir, *runtime_dir, *log_level;
@@ -55,6 +56,9 @@ static const struct fl_opt opts[] = {
 
 struct program {
     struct args args;
+    struct tls_opts tls_opts;
+    enum tls_cover cover;
+    struct tls_id *tls;
     struct fl_loop *loop;
     struct fl_signals *signals;
     struct head *head;
@@ -64,8 +68,9 @@ struct program {
     char state_dir[FL_PATH_MAX], dir[FL_PATH_MAX], file[FL_PATH_MAX], token_path[FL_PATH_MAX];
     char ray_token[257];
     char token[129], rpc_at[128], http_at[128];
-    bool beyond; /* reachable from other hosts */
-    bool over;   /* the cluster was shut down, not only this process */
+    char note[256]; /* for whoever started it, or "" */
+    bool beyond;    /* reachable from other hosts */
+    bool over;      /* the cluster was shut down, not only this process */
 };
 
 /* ---- the token ---- */
@@ -182,15 +187,35 @@ static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
     /* A head that only this host reaches asks its daemons for nothing, whether a token is there or
      * not. */
     bool closed = !loopback(p->args.node_ip);
-    struct stream_to at = { .target = target,
-                            .key_of = closed ? head_key_of : NULL,
-                            .admit = head_admit };
+    struct stream_to at = {
+        .target = target, .tls = p->tls, .key_of = closed ? head_key_of : NULL, .admit = head_admit
+    };
 
     snprintf(target, sizeof(target), strchr(p->args.node_ip, ':') ? "[%s]:%d" : "%s:%d",
              p->args.node_ip, (int)p->args.port);
     if (stream_listen(p->loop, &stream_rpc, &at, &me, head_accept, p->head, &p->rpc, err) != FL_OK)
         return no_port(err, "daemons", "node-ip-address", p->args.node_ip, "port", p->args.port);
     (void)FL_COPY(p->rpc_at, stream_server_at(p->rpc));
+    return FL_OK;
+}
+
+/* What others dial has to be in the certificate; that it is not is better said here than there. */
+static enum fl_status load_tls(struct program *p, struct fl_err *err)
+{
+    const char *http = p->args.dashboard_host;
+    bool any = strcmp(http, "0.0.0.0") == 0 || strcmp(http, "::") == 0;
+
+    FL_TRY(tls_load(&p->tls_opts, &p->cover, &p->tls, err));
+    if (p->tls)
+        FL_TRY(tls_id_names(p->tls, p->args.node_ip, err));
+    if (p->cover == TLS_ALL && !any)
+        FL_TRY(tls_id_names(p->tls, http, err));
+    if (p->cover != TLS_ALL && !loopback(http))
+        snprintf(p->note, sizeof(p->note),
+                 "HTTP at %s is not encrypted, and the token that is shown there neither: "
+                 "--tls=all with "
+                 "the three files, or --dashboard-host=127.0.0.1 behind a proxy that speaks TLS",
+                 http);
     return FL_OK;
 }
 
@@ -208,14 +233,16 @@ static enum fl_status listen_http(struct program *p, struct fl_err *err)
                              .hosts = hosts,
                              .allowed = head_allows,
                              .refuses = head_refuses,
+                             .tls = p->cover == TLS_ALL ? p->tls : NULL,
                              .plain_errors = true };
 
     if (gethostname(self, sizeof(self) - 1) < 0 || !self[0])
         hosts[1] = NULL;
     if (http_server_create(p->loop, &c, &p->http, err) != FL_OK)
         return no_port(err, "HTTP", "dashboard-host", p->args.dashboard_host, "dashboard-port", p->args.dashboard_port);
-    snprintf(p->http_at, sizeof(p->http_at), strchr(shown, ':') ? "http://[%s]:%u" : "http://%s:%u",
-             shown, http_server_port(p->http));
+    snprintf(p->http_at, sizeof(p->http_at),
+             strchr(shown, ':') ? "http%s://[%s]:%u" : "http%s://%s:%u",
+             p->cover == TLS_ALL ? "s" : "", shown, http_server_port(p->http));
     return FL_OK;
 }
 
@@ -266,11 +293,15 @@ static char *describe(struct program *p)
 
     fl_hex(cluster, term->cluster, sizeof(term->cluster));
     (void)fl_pid_start_time(getpid(), &start, NULL);
-    json_t *o = json_pack("{s:s,s:I,s:i,s:I,s:s,s:s,s:s,s:b,s:s,s:s}", "cluster", cluster, "term",
-                          (json_int_t)term->head, "pid", (int)getpid(), "start_time",
+    json_t *o = json_pack("{s:s,s:I,s:i,s:I,s:s,s:s,s:s,s:b,s:s,s:s,s:s,s:[]}", "cluster", cluster,
+                          "term", (json_int_t)term->head, "pid", (int)getpid(), "start_time",
                           (json_int_t)start, "address", p->rpc_at, "http", p->http_at, "node_ip",
                           p->args.node_ip, "private", (int)p->args.private, "state_dir",
-                          p->state_dir, "token_path", p->token[0] ? p->token_path : "");
+                          p->state_dir, "token_path", p->token[0] ? p->token_path : "", "tls_ca",
+                          p->cover == TLS_ALL ? p->tls->ca_path : "", "notes");
+
+    if (p->note[0])
+        json_array_append_new(json_object_get(o, "notes"), json_string(p->note));
     char *text = json_dumps(o, JSON_COMPACT);
 
     json_decref(o);
@@ -382,6 +413,7 @@ static enum fl_status start(struct program *p, struct fl_err *err)
     FL_TRY(fl_state_dir(p->args.state_dir, p->state_dir, err));
     FL_TRY(find_token(p, err));
     FL_TRY(find_ray_token(p, err));
+    FL_TRY(load_tls(p, err));
     FL_TRY(fl_loop_create(NULL, &p->loop, err));
     FL_TRY(fl_signals_create(p->loop, signals, FL_LEN(signals), on_signal, p, &p->signals, err));
     FL_TRY(head_create(p->loop, &cfg, &p->head, err));
@@ -399,7 +431,7 @@ int main(int argc, char **argv)
         .program = "furlong-head",
         .usage = "[OPTION...]",
         .about = "The head of a cluster: membership, placement, jobs. Runs no user code.",
-        .tables = { { NULL, opts, &p.args } }
+        .tables = { { NULL, opts, &p.args }, { NULL, tls_opt_table, &p.tls_opts } }
     };
     struct fl_err err = { 0 };
     int rc = fl_opts_main(&o, argc, argv);
@@ -425,6 +457,7 @@ int main(int argc, char **argv)
     head_destroy(p.head);
     fl_signals_destroy(p.signals);
     fl_loop_destroy(p.loop);
+    tls_id_destroy(p.tls);
     if (p.file[0])
         (void)unlink(p.file);
     if (p.over && p.args.private)

@@ -131,6 +131,7 @@ static enum fl_status conn_dial(struct client_conn *c, struct fl_err *err)
     struct wire_hello me = client_hello(f);
     struct stream_to to = { .target = target,
                             .key = { f->seat.key, sizeof(f->seat.key) },
+                            .tls = f->seat.tls,
                             .connect_ms = CLIENT_CONNECT_MS };
     struct stream *s;
     enum fl_status st;
@@ -310,6 +311,7 @@ static enum fl_status listen_at(struct furlong *f, const char *target, struct st
     struct wire_hello me = client_hello(f);
     struct stream_to at = { .target = target,
                             .key = { f->seat.key, sizeof(f->seat.key) },
+                            .tls = f->seat.tls,
                             .admit = guest_admit };
 
     FL_TRY(stream_listen(f->loop, &stream_sock, &at, &me, guest_accepted, f, out, err));

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include "common/base/fault.h"
 #include "common/base/str.h"
+#include "transport/tls/tls.h"
 #include "worker.pb-c.h"
 
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE };
@@ -90,6 +91,14 @@ enum fl_status client_seat_decode(const void *data, size_t len, struct client_se
     explicit_bzero(pb->key.data, pb->key.len);
     boot_id_read(s.boot_id);
     snprintf(s.name, sizeof(s.name), "%.60s %u on %.60s", pb->role, pb->rank, pb->node);
+    if (pb->tls_cert && pb->tls_key && pb->tls_ca) {
+        enum fl_status st = tls_id_create(pb->tls_cert, pb->tls_key, pb->tls_ca, &s.tls, err);
+
+        if (st != FL_OK) {
+            client_seat_fini(&s);
+            return st;
+        }
+    }
     *out = s;
     return FL_OK;
 }
@@ -144,6 +153,8 @@ enum fl_status client_seat_of_env(struct client_seat *out, struct fl_err *err)
 void client_seat_fini(struct client_seat *s)
 {
     explicit_bzero(s->key, sizeof(s->key));
+    tls_id_destroy(s->tls);
+    s->tls = NULL;
     if (s->pb)
         fl__seat__free_unpacked(s->pb, NULL);
     s->pb = NULL;

@@ -16,6 +16,7 @@ struct client_seat {
     char name[CLIENT_NAME];              /* "rollout 3 on gpu-b" */
     char boot_id[37];
     struct Fl__Seat *pb;
+    struct tls_id *tls; /* who this node is to other hosts; NULL: they are spoken to plainly */
 };
 /* By the number in FURLONG_SEAT_FD, which stays open but is not inherited any further.
  * FL_UNSUPPORTED: the variable is not set, or the daemon speaks another ABI. FL_INVALID: what is

@@ -98,14 +98,16 @@ static enum fl_status check_machine(struct node_config *cfg, struct fl_err *err)
     for (size_t i = 0; i < found.n; i++)
         if (found.all[i].state == DOCTOR_WARN || found.all[i].state == DOCTOR_FAIL) {
             fl_warn("machine check=\"%s\" what=\"%s\"", found.all[i].check, found.all[i].text);
-            json_array_append_new(cfg->notes, json_sprintf("%s: %s; %s", found.all[i].check, found.all[i].text, found.all[i].remedy));
+            json_array_append_new(cfg->notes, json_sprintf("%s: %s; %s", found.all[i].check,
+                                                           found.all[i].text, found.all[i].remedy));
         }
     return FL_OK;
 }
 
 static enum fl_status run(const struct node_config *cfg, struct daemon *d, struct fl_err *err)
 {
-    static const int signals[] = { SIGTERM, SIGINT, SIGQUIT }; /* SIGQUIT: workers are killed at once */
+    static const int signals[] = { SIGTERM, SIGINT,
+                                   SIGQUIT }; /* SIGQUIT: workers are killed at once */
     struct fl_signals *s = NULL;
     enum fl_status st = fl_fault_env(err);
 
@@ -126,11 +128,13 @@ static enum fl_status run(const struct node_config *cfg, struct daemon *d, struc
 int main(int argc, char **argv)
 {
     struct node_config cfg = { .carrier = &stream_rpc, .proc = &proc_keeper };
+    struct tls_opts tls = { 0 };
+    enum tls_cover cover;
     struct fl_opts o = {
         .program = "furlong-node",
         .usage = "--address=HOST:PORT [OPTION...]",
         .about = "The worker daemon of one node. People use: furlong start --address=HOST:PORT",
-        .tables = { { NULL, node_opts, &cfg } },
+        .tables = { { NULL, node_opts, &cfg }, { NULL, tls_opt_table, &tls } },
     };
     char keeper[FL_PATH_MAX];
     struct fl_err err = { 0 };
@@ -149,6 +153,8 @@ int main(int argc, char **argv)
     if (st == FL_OK && cfg.log_level)
         st = fl_log_level_set(cfg.log_level, &err);
     if (st == FL_OK)
+        st = tls_load(&tls, &cover, &cfg.tls, &err);
+    if (st == FL_OK)
         st = fl_program_path("furlong-keep", keeper, &err);
     if (st == FL_OK)
         st = path_lead(keeper, &err);
@@ -160,6 +166,7 @@ int main(int argc, char **argv)
         st = run(&cfg, &d, &err);
     }
     json_decref(cfg.notes);
+    tls_id_destroy(cfg.tls);
     if (st == FL_OK)
         return d.rc;
     say_failed(cfg.ready_fd, &err);

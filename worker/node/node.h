@@ -6,6 +6,7 @@
 #pragma once
 #include "common/base/loop.h"
 #include "common/conf/opt.h"
+#include "transport/tls/tls.h"
 #include "transport/wire/wire.h"
 #include "worker/proc/proc.h"
 
@@ -26,6 +27,7 @@ struct node_config {     /* texts are borrowed as long as the node lives; NULL o
     const struct proc_ops *proc;
     const char *keeper; /* path of furlong-keep */
     const char *nvml;   /* library; NULL: the system's */
+    struct tls_id *tls; /* who this node is to other hosts, its workers too; NULL: plain */
 };
 extern const struct fl_opt node_opts[]; /* fills a struct node_config */
 

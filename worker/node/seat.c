@@ -77,6 +77,11 @@ enum fl_status node_seat_make(const struct node *n, const struct worker *w, int 
     m.master_port = s->master_port;
     m.key = s->key;
     m.at = &at;
+    if (n->cfg.tls) {
+        m.tls_cert = n->cfg.tls->cert_path;
+        m.tls_key = n->cfg.tls->key_path;
+        m.tls_ca = n->cfg.tls->ca_path;
+    }
 
     struct fl_bytes packed = node_pack(&m.base);
 

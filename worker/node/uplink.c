@@ -63,6 +63,7 @@ struct uplink {
 };
 
 static void connect_now(struct uplink *u);
+static bool address_is_certified(struct uplink *u);
 
 bool node_uplink_joined(const struct uplink *u)
 {
@@ -403,14 +404,15 @@ static const struct call_life life = { .opened = on_opened,
 /* A head on loopback asks its daemons for no token, and takes one that it did not ask for amiss. */
 static bool is_loopback(const char *head)
 {
-    return strncmp(head, "127.", 4) == 0 || strncmp(head, "[::1]:", 6) == 0 || strncmp(head, "localhost:", 10) == 0;
+    return strncmp(head, "127.", 4) == 0 || strncmp(head, "[::1]:", 6) == 0 ||
+           strncmp(head, "localhost:", 10) == 0;
 }
 
 static void dial(struct uplink *u)
 {
     struct node *n = u->node;
     struct wire_hello me = { .role = "node", .node = n->ident.me, .term = n->ident.highest };
-    struct stream_to to = { .target = n->cfg.address, .connect_ms = CONNECT_MS };
+    struct stream_to to = { .target = n->cfg.address, .connect_ms = CONNECT_MS, .tls = n->cfg.tls };
     struct stream *s;
     struct fl_err err;
 
@@ -471,7 +473,20 @@ static void look_done(struct fl_work *w, enum fl_status st)
     n->addr = u->found;
     fl_info("own address=%s interface=%s: the source of the way to the head", n->addr.text,
             n->addr.iface);
-    dial(u);
+    if (address_is_certified(u))
+        dial(u);
+}
+
+/* Others dial this node's workers at its address, and look for it in the certificate. */
+static bool address_is_certified(struct uplink *u)
+{
+    struct node *n = u->node;
+    struct fl_err err;
+
+    if (!n->cfg.tls || n->addr.loopback || tls_id_names(n->cfg.tls, n->addr.text, &err) == FL_OK)
+        return true;
+    come_back(u, &err);
+    return false;
 }
 
 static void connect_now(struct uplink *u)
@@ -481,7 +496,8 @@ static void connect_now(struct uplink *u)
         return;
     }
     if (u->node->addr.text[0]) {
-        dial(u);
+        if (address_is_certified(u))
+            dial(u);
         return;
     }
     u->state = UP_LOOKING;
