@@ -83,7 +83,18 @@ static void lay_out(struct layout *y, const struct shape *s)
 }
 
 /* ==== what the two processes say ============================================================== */
-enum what { DO_SLOT, DO_MAP, DO_PULL, DO_UNMAP, DO_HANDLES, DO_NCCL, DO_CAST, DO_RAW, DO_END };
+enum what {
+    DO_SLOT,
+    DO_MAP,
+    DO_PULL,
+    DO_UNMAP,
+    DO_HANDLES,
+    DO_NCCL,
+    DO_CAST,
+    DO_RAW,
+    DO_RAW_EACH,
+    DO_END
+};
 struct order {
     enum what what;
     unsigned rounds, n_handles;
@@ -339,7 +350,8 @@ static struct times by_handles(int fd, unsigned n, unsigned n_handles)
     return t;
 }
 
-/* ==== one NCCL message of all bytes: the limit of casts ======================================= */
+/* ==== NCCL by hand: one message of all bytes, the limit of casts; or one a tensor
+ * ======================================= */
 static void nccl_settle(const struct nccl_api *api, nccl_comm c)
 {
     int r = NCCL_IN_PROGRESS;
@@ -352,7 +364,25 @@ static void nccl_settle(const struct nccl_api *api, nccl_comm c)
     }
 }
 
-static struct times raw_nccl(const uint8_t *ticket, int rank, unsigned n)
+/* The slot's bytes from rank 0: at once, or tensor by tensor, the next one when the last has been
+ * queued, as a loop over parameters does. */
+static void raw_broadcast(const struct nccl_api *api, nccl_comm c, const struct shape *each)
+{
+    void *stream = gpu->stream_raw(me.dev->stream);
+    uint64_t size[SHAPES_MAX];
+    size_t n = each ? shape_tensors(each, size) : 1;
+    char *at = me.slot.addr;
+
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bytes = each ? size[i] : me.y.bytes;
+
+        (void)api->broadcast(at, at, bytes, NCCL_UINT8, 0, c, stream);
+        nccl_settle(api, c);
+        at += (bytes + SHAPES_ALIGN - 1) / SHAPES_ALIGN * SHAPES_ALIGN;
+    }
+}
+
+static struct times raw_nccl(const uint8_t *ticket, int rank, const struct shape *each, unsigned n)
 {
     const struct nccl_api *api;
     struct nccl_config config = { sizeof(config), NCCL_CONFIG_MAGIC, NCCL_CONFIG_VERSION, 0,
@@ -373,9 +403,7 @@ static struct times raw_nccl(const uint8_t *ticket, int rank, unsigned n)
     for (int i = -WARM; i < (int)n; i++) {
         double began = now_ms();
 
-        (void)api->broadcast(me.slot.addr, me.slot.addr, me.y.bytes, NCCL_UINT8, 0, c,
-                             gpu->stream_raw(me.dev->stream));
-        nccl_settle(api, c);
+        raw_broadcast(api, c, each);
         must(gpu->stream_sync(me.dev->stream, &err), "broadcast");
         double took = now_ms() - began;
 
@@ -461,7 +489,8 @@ static int child(const char *uuid)
             a.open_ms = open_link(&link_nccl, &team, &me.nccl);
             break;
         case DO_RAW:
-            a.t = raw_nccl(o.ticket, 1, o.rounds);
+        case DO_RAW_EACH:
+            a.t = raw_nccl(o.ticket, 1, o.what == DO_RAW_EACH ? &o.shape : NULL, o.rounds);
             break;
         case DO_END:
             break;
@@ -686,17 +715,21 @@ static void casts(struct kid *k, const struct shape *s, struct order *o)
     me.both[0] = me.place;
     me.both[1] = o->place;
     struct order n = *o;
+    double limit = 0;
 
     n.place = me.place;
-    must(link_nccl.ticket(n.ticket, &err), "ticket");
-    n.what = DO_RAW;
     n.rounds = rounds;
-    tell(k->fd, &n);
-    t = raw_nccl(n.ticket, 0, rounds);
-    read_all(k->fd, &a, sizeof(a));
-    double limit = a.t.median > t.median ? a.t.median : t.median;
-
-    note("NCCL, one message", s, &a.t, limit, "itself");
+    for (int each = 0; each < 2; each++) {
+        must(link_nccl.ticket(n.ticket, &err), "ticket");
+        n.what = each ? DO_RAW_EACH : DO_RAW;
+        tell(k->fd, &n);
+        t = raw_nccl(n.ticket, 0, each ? s : NULL, rounds);
+        read_all(k->fd, &a, sizeof(a));
+        if (!each)
+            limit = a.t.median > t.median ? a.t.median : t.median;
+        note(each ? "NCCL, a broadcast per tensor" : "NCCL, one message", s, &a.t, limit,
+             each ? "NCCL, one message" : "itself");
+    }
     must(link_nccl.ticket(n.ticket, &err), "ticket");
     n.what = DO_NCCL;
     tell(k->fd, &n);

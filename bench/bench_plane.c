@@ -1,11 +1,17 @@
 /* bench_plane - whole updates of weights on devices: trainer, engines and driver, a process each
  *
- *     bench_plane [--tiny|--big] [--rounds N]   times, one device, then two where there are two
- *     bench_plane --faults [--tiny]             two engines; one is killed or stopped in each phase
+ *     bench_plane [--tiny|--thin|--big] [--rounds N]   times, one device, then two where there are
+ * two bench_plane --updates N [--tiny|--thin|--big]    so many of each; roots from memory, what is
+ * held bench_plane --faults [--tiny]                    two engines; one is killed or stopped in
+ * each phase
  *
- * The engines are on the second device where there is one. wall is what the driver waits for, from
- * its call to the last commit; the phases are its report's. limit: one kernel that copies the same
- * bytes (one device), one peer copy (two). JSON lines. Exit 1: something did not hold. */
+ * The engines are on the second device where there is one. ms is what the driver waits for, from
+ * its call to the last commit, one update after the other; idle_ms the same after 20 ms in which
+ * everyone slept. link_ms: what the device's events say that the bytes took, gathered and digested
+ * on the way. pause_ms: of the engine, from the last step to its new addresses. publish_ms: the
+ * trainer's digests, before the call. limit: one kernel that copies the same bytes (one device),
+ * one peer copy (two). cold_ms: the first update of a run. JSON lines. Exit 1: something did not
+ * hold. */
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -15,18 +21,18 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
-#include "bench/shapes.h"
+#include "bench/median.h"
+#include "bench/plane_seats.h"
 #include "common/base/fault.h"
 #include "common/base/id.h"
 #include "common/base/log.h"
 #include "common/base/str.h"
 #include "transport/link/dev_priv.h"
 #include "transport/xfer/coord.h"
-#include "transport/xfer/sink.h"
-#include "transport/xfer/source.h"
 
-enum { WARM = 3, ROUNDS_MAX = 4096, ENGINES_MAX = 2, CHILD_FD = 3, LINK_WAIT_MS = 20000 };
+enum { WARM = 3, ROUNDS_MAX = 4096, ENGINES_MAX = 2, LINK_WAIT_MS = 20000 };
 extern char **environ;
 static struct fl_err err;
 static struct fl_loop *loop;
@@ -38,288 +44,6 @@ static void must(enum fl_status st, const char *what)
         return;
     fprintf(stderr, "bench_plane: %s: %s\n", what, err.text);
     exit(1);
-}
-
-/* ==== what all processes know ================================================================= */
-struct seat { /* a process of the plane; travels to it whole */
-    struct xfer_member me;
-    struct link_place place, other; /* other: of the engines, for the trainer's limit */
-    struct shape shape;
-};
-struct model {
-    struct xfer_tensor tensors[SHAPES_MAX];
-    struct xfer_piece pieces[SHAPES_MAX];
-    char names[SHAPES_MAX][16];
-    struct xfer_manifest m;
-    uint64_t bytes;
-};
-
-static void model_make(struct model *x, const struct seat *s)
-{
-    uint64_t size[SHAPES_MAX];
-    size_t n = shape_tensors(&s->shape, size);
-
-    x->bytes = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        snprintf(x->names[i], sizeof(x->names[0]), "t%03u", i);
-        x->tensors[i] = (struct xfer_tensor){ x->names[i], FL_BF16, 1, { size[i] / 2 } };
-        x->pieces[i] = (struct xfer_piece){ i, 0, x->bytes, xfer_box_whole(&x->tensors[i]) };
-        x->bytes += (size[i] + SHAPES_ALIGN - 1) / SHAPES_ALIGN * SHAPES_ALIGN;
-    }
-    x->m = (struct xfer_manifest){ .who = s->me.who,
-                                   .party = s->me.party,
-                                   .tensors = x->tensors,
-                                   .pieces = x->pieces,
-                                   .mem_bytes = &x->bytes,
-                                   .n_tensors = n,
-                                   .n_pieces = n,
-                                   .n_mems = 1 };
-    must(xfer_manifest_seal(&x->m, &err), "manifest");
-}
-
-static struct xfer_port *port;
-static struct model model;
-
-static void on_accepted(void *arg, struct stream *s_take)
-{
-    struct call_peer *p;
-
-    (void)arg;
-    must(call_peer_create(s_take, xfer_methods, XFER_N_METHODS, NULL, port, &p, &err), "accept");
-}
-
-/* The one giver that there is: reached once. */
-static void dial(void *arg, const struct xfer_member *who, struct xfer_dial *d)
-{
-    static struct call_peer *peer;
-    static struct fl_seat_ref to;
-    struct stream_to st = { .target = who->where, .again = true };
-    struct wire_hello me = { .role = "worker" };
-    struct stream *s;
-
-    (void)arg;
-    if (!peer || !fl_seat_ref_same(&to, &who->who)) {
-        must(stream_connect(loop, &stream_sock, &st, &me, NULL, NULL, &s, &err), "connect");
-        must(call_peer_create(s, NULL, 0, NULL, NULL, &peer, &err), "connect");
-        to = who->who;
-    }
-    d->done(d, FL_OK, peer, NULL);
-}
-
-static void undial(void *arg, struct xfer_dial *d)
-{
-    (void)arg;
-    (void)d;
-}
-
-static void serve(const struct seat *s)
-{
-    struct xfer_dialer d = { NULL, dial, undial };
-    struct stream_to at = { .target = s->me.where };
-    struct wire_hello me = { .role = "worker", .seat = s->me.who };
-    struct stream_server *server;
-
-    must(fl_loop_create(NULL, &loop, &err), "loop");
-    must(gpu_pick(&gpu, &err), "devices");
-    must(xfer_port_create(loop, &d, &port, &err), "port");
-    must(stream_listen(loop, &stream_sock, &at, &me, on_accepted, NULL, &server, &err),
-         s->me.where);
-    model_make(&model, s);
-}
-
-/* ==== an engine =============================================================================== */
-static const struct seat *engine_seat;
-
-static struct link_mem kept; /* the slot that was given back: the next one */
-
-static enum fl_status room(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *e)
-{
-    (void)arg;
-    if (kept.bytes == bytes) {
-        *out = kept;
-        kept = (struct link_mem){ 0 };
-        return FL_OK;
-    }
-    return link_dev_alloc(engine_seat->place.gpu_uuid, bytes, out, e);
-}
-
-static void done_with(void *arg, struct link_mem *mem)
-{
-    (void)arg;
-    link_dev_free(&kept);
-    kept = *mem;
-}
-
-static void pause_now(void *arg, struct fl_task *paused)
-{
-    (void)arg;
-    fl_post(loop, paused);
-}
-
-static void flip(void *arg, const struct xfer_version *now, const struct link_mem *mem,
-                 struct fl_task *flipped)
-{
-    (void)arg, (void)now, (void)mem;
-    fl_post(loop, flipped);
-}
-
-static void resume(void *arg)
-{
-    (void)arg;
-}
-
-static int engine(const struct seat *s)
-{
-    static const struct xfer_sink_ops ops = {
-        room, done_with, pause_now, flip, resume, NULL, NULL
-    };
-    struct xfer_sink_opts o = {
-        .set = "policy", .me = s->me, .place = s->place, .slots = XFER_TWO_SLOTS, .ops = &ops
-    };
-    struct xfer_sink *sink;
-
-    engine_seat = s;
-    serve(s);
-    o.want = &model.m;
-    must(xfer_sink_create(loop, port, &o, &sink, &err), "sink");
-    (void)!write(CHILD_FD, "r", 1);
-    fl_loop_run(loop); /* until it is killed */
-    return 0;
-}
-
-/* ==== the trainer ============================================================================= */
-static struct xfer_source *source;
-static struct link_mem slots[2];
-static struct xfer_wait waited;
-static struct fl_watch *orders;
-static uint64_t next_version;
-static bool begun;
-
-static void told(enum fl_status st)
-{
-    unsigned char b = (unsigned char)st;
-
-    (void)!write(CHILD_FD, &b, 1);
-}
-
-static void on_published(struct xfer_wait *w, enum fl_status st, const struct fl_err *e)
-{
-    (void)w;
-    (void)e;
-    told(st);
-}
-
-static void publish(void)
-{
-    const struct link_mem *at = xfer_source_data(source, NULL);
-    uint64_t mark = next_version * 0x9e3779b97f4a7c15ull;
-
-    must(link_mem_write(at, 4096, &mark, sizeof(mark), &err), "write");
-    waited.done = on_published;
-    must(xfer_source_publish(source, next_version, &waited, &err), "publish");
-}
-
-static void on_begun(struct xfer_wait *w, enum fl_status st, const struct fl_err *e)
-{
-    (void)w;
-    if (st == FL_OK)
-        publish();
-    else {
-        fprintf(stderr, "bench_plane: begin: %s\n", e->text);
-        told(st);
-    }
-}
-
-static void on_order(void *arg, unsigned events)
-{
-    char what;
-
-    (void)arg, (void)events;
-    if (read(CHILD_FD, &what, 1) != 1)
-        _exit(0);
-    next_version++;
-    if (!begun) {
-        begun = true;
-        publish();
-        return;
-    }
-    waited.done = on_begun;
-    must(xfer_source_begin(source, next_version, fl_loop_now_ns(loop) + 30000000000ull, &waited,
-                           &err),
-         "begin");
-}
-
-static double copy_limit_ms(const struct seat *s)
-{
-    struct link_dev *d, *far;
-    struct gpu_event *a, *b;
-    uint64_t to = dev_addr(slots[1].addr);
-    bool same = strcmp(s->place.gpu_uuid, s->other.gpu_uuid) == 0;
-    struct link_seg all = { .run_bytes = model.bytes, .rows = 1 };
-    struct dev_table t;
-    float ms, best = 1e9f;
-
-    must(link_dev_get(s->place.gpu_uuid, &d, &err), "device");
-    must(dev_table_make(d, d->stream, &all, 1, DEV_MOVE, &t, &err), "table");
-    if (!same) {
-        must(link_dev_get(s->other.gpu_uuid, &far, &err), "device");
-        must(gpu->peer(d->g, far->g, &err), "peer");
-        must(gpu->alloc(far->g, model.bytes, &to, &err), "target");
-    }
-    must(gpu->event(d->g, &a, &err), "event");
-    must(gpu->event(d->g, &b, &err), "event");
-    for (int i = 0; i < 8; i++) {
-        struct kernel_move_args m = {
-            .pieces = t.addr, .n = t.n, .from = dev_addr(slots[0].addr), .to = to
-        };
-
-        must(gpu->event_record(a, d->stream, &err), "event");
-        if (same)
-            must(kernel_move_start(gpu, d->g, d->stream, &m, &err), "kernel");
-        else
-            must(gpu->copy(d->stream, to, m.from, model.bytes, &err), "copy");
-        must(gpu->event_record(b, d->stream, &err), "event");
-        must(gpu->event_sync(b, &err), "event");
-        must(gpu->event_ms(a, b, &ms, &err), "event");
-        best = ms < best ? ms : best;
-    }
-    if (!same)
-        gpu->free(far->g, to);
-    dev_table_free(d, &t);
-    gpu->event_free(a);
-    gpu->event_free(b);
-    return (double)best;
-}
-
-static int trainer(const struct seat *s)
-{
-    struct xfer_source_opts o = { .set = "policy", .me = s->me, .place = s->place, .n_slots = 2 };
-    enum { PART = 16 << 20 };
-    uint64_t *part = malloc(PART), x = 88172645463325252ull;
-    double limit;
-
-    serve(s);
-    for (unsigned i = 0; i < 2; i++)
-        must(link_dev_alloc(s->place.gpu_uuid, model.bytes, &slots[i], &err), "slot");
-    for (size_t i = 0; i < PART / 8; i++) {
-        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-        part[i] = x;
-    }
-    for (uint64_t at = 0; at < model.bytes; at += PART)
-        for (unsigned i = 0; i < 2; i++)
-            must(link_mem_write(&slots[i], at, part,
-                                model.bytes - at < PART ? model.bytes - at : PART, &err),
-                 "fill");
-    free(part);
-    limit = copy_limit_ms(s);
-    memcpy(o.slot, slots, sizeof(slots));
-    o.have = &model.m;
-    must(xfer_source_create(loop, port, &o, &source, &err), "source");
-    must(fl_watch_create(loop, CHILD_FD, 1, on_order, NULL, &orders, &err), "orders");
-    (void)!write(CHILD_FD, "r", 1);
-    (void)!write(CHILD_FD, &limit, sizeof(limit));
-    fl_loop_run(loop);
-    return 0;
 }
 
 /* ==== the driver ============================================================================== */
@@ -357,7 +81,7 @@ static void start_kid(struct kid *k, const char *role, const char *fault)
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
         exit(1);
     posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, ends[1], CHILD_FD);
+    posix_spawn_file_actions_adddup2(&files, ends[1], PLANE_FD);
     if (posix_spawn(&k->pid, "/proc/self/exe", &files, NULL, argv, environ) != 0)
         exit(1);
     posix_spawn_file_actions_destroy(&files);
@@ -430,6 +154,8 @@ static void engine_died(unsigned i, const char *how)
     call_peer_destroy(FL_TAKE(k->peer));
 }
 
+static bool fixed; /* engines whose addresses stay */
+
 static void start(const struct shape *shape, const struct link_place *from,
                   const struct link_place *to, unsigned n, const char *fault)
 {
@@ -447,6 +173,7 @@ static void start(const struct shape *shape, const struct link_place *from,
     for (unsigned i = 0; i < n; i++) {
         d.engines[i].seat.shape = *shape;
         d.engines[i].seat.place = *to;
+        d.engines[i].seat.fixed = fixed;
         add_engine(i, i == 1 ? fault : NULL);
     }
 }
@@ -519,61 +246,180 @@ static enum fl_status update(enum xfer_kind kind, enum xfer_mode mode, unsigned 
     return d.st;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 static double ms_of(uint64_t ns)
 {
     return (double)ns / 1e6;
 }
 
+static void look(struct kid *k, struct plane_seen *out)
+{
+    char what = PLANE_LOOK;
+
+    if (write(k->fd, &what, 1) != 1 ||
+        recv(k->fd, out, sizeof(*out), MSG_WAITALL) != (ssize_t)sizeof(*out)) {
+        fprintf(stderr, "bench_plane: %s does not answer\n", k->seat.me.name);
+        exit(1);
+    }
+}
+
+enum { WALL, IDLE, MOVE, LINK, PAUSE, PUBLISH, RECONCILE, PLAN, VERIFY, COMMIT, COLUMNS };
+static const char *const columns[COLUMNS] = { "ms",        "idle_ms",    "move_ms",      "link_ms",
+                                              "pause_ms",  "publish_ms", "reconcile_ms", "plan_ms",
+                                              "verify_ms", "commit_ms" };
+static double table[COLUMNS][ROUNDS_MAX];
+
+static double one_update(enum xfer_mode mode)
+{
+    uint64_t from = fl_clock_boot_ns();
+
+    if (update(XFER_ADVANCE, mode, 0, 60000) != FL_OK)
+        return -1;
+    return ms_of(fl_clock_boot_ns() - from);
+}
+
+/* All wait for nothing for a while, as between steps of a run: they sleep when the update comes. */
+static double idle_update(enum xfer_mode mode)
+{
+    next_version_of_trainer();
+    nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
+    return one_update(mode);
+}
+
+static void note_round(unsigned i)
+{
+    struct plane_seen t;
+
+    look(&d.trainer, &t);
+    table[MOVE][i] = ms_of(d.rep.move_ns);
+    table[LINK][i] = ms_of(d.rep.link_ns);
+    table[PAUSE][i] = ms_of(d.rep.pause_ns);
+    table[PUBLISH][i] = ms_of(t.publish_ns);
+    table[RECONCILE][i] = ms_of(d.rep.reconcile_ns);
+    table[PLAN][i] = ms_of(d.rep.plan_ns);
+    table[VERIFY][i] = ms_of(d.rep.verify_ns);
+    table[COMMIT][i] = ms_of(d.rep.commit_ns);
+}
+
+static void say_times(const char *name, enum xfer_mode mode, unsigned rounds, double cold)
+{
+    double max[COLUMNS] = { 0 }, mid[COLUMNS];
+
+    for (unsigned k = 0; k < COLUMNS; k++) {
+        mid[k] = median(table[k], rounds);
+        max[k] = table[k][rounds - 1];
+    }
+    printf("{\"name\":\"update %s %s\",\"mode\":\"%s\",\"bytes\":%" PRIu64
+           ",\"other_bytes\":%" PRIu64 ",\"cold_ms\":%.3f",
+           name, xfer_mode_name(mode), xfer_mode_name(d.rep.mode), d.rep.bytes, d.rep.other_bytes,
+           cold);
+    for (unsigned k = 0; k < COLUMNS; k++)
+        printf(",\"%s\":%.4f", columns[k], mid[k]);
+    printf(",\"max_ms\":%.3f,\"max_idle_ms\":%.3f,\"max_pause_ms\":%.4f,\"predicted_ms\":%.3f,"
+           "\"limit_ms\":%.3f,\"ratio\":%.3f,\"link_ratio\":%.3f}\n",
+           max[WALL], max[IDLE], max[PAUSE], ms_of(d.rep.predicted_ns), d.limit_ms,
+           mid[WALL] / d.limit_ms, mid[LINK] / d.limit_ms);
+    fflush(stdout);
+}
+
 static void times(const char *name, enum xfer_mode mode, unsigned rounds)
 {
-    double wall[ROUNDS_MAX], move[ROUNDS_MAX], pause[ROUNDS_MAX], cold = 0;
-    struct xfer_report rep = { 0 };
+    double cold = 0;
     uint64_t began = fl_clock_boot_ns();
 
     for (int i = -WARM; i < (int)rounds; i++) {
         next_version_of_trainer();
-        uint64_t from = fl_clock_boot_ns();
-        enum fl_status st = update(XFER_ADVANCE, mode, 0, 60000);
-        double took = ms_of(fl_clock_boot_ns() - from);
+        double took = one_update(mode);
 
-        if (st != FL_OK) {
+        if (i == -WARM)
+            cold = took;
+        if (took >= 0 && i == -1 && d.rep.other_bytes &&
+            ms_of(fl_clock_boot_ns() - began) < LINK_WAIT_MS)
+            i--; /* what is measured is the link that is being made */
+        if (took >= 0 && i >= 0) {
+            table[WALL][i] = took;
+            note_round((unsigned)i);
+            took = table[IDLE][i] = idle_update(mode);
+        }
+        if (took < 0) {
             printf("{\"name\":\"update %s %s\",\"failed\":\"%s\"}\n", name, xfer_mode_name(mode),
                    d.why.text);
             wrong++;
             return;
         }
-        if (i == -WARM)
-            cold = took;
-        if (i == -1 && d.rep.other_bytes && ms_of(fl_clock_boot_ns() - began) < LINK_WAIT_MS)
-            i--; /* pulled, because the link is still being made: once more */
-        if (i < 0)
-            continue;
-        wall[i] = took;
-        move[i] = ms_of(d.rep.move_ns);
-        pause[i] = ms_of(d.rep.pause_ns);
-        rep = d.rep;
     }
-    qsort(wall, rounds, sizeof(*wall), by_value);
-    qsort(move, rounds, sizeof(*move), by_value);
-    qsort(pause, rounds, sizeof(*pause), by_value);
-    printf("{\"name\":\"update %s %s\",\"mode\":\"%s\",\"bytes\":%" PRIu64
-           ",\"other_bytes\":%" PRIu64
-           ",\"ms\":%.3f,\"max_ms\":%.3f,\"cold_ms\":%.3f,\"move_ms\":%.3f,\"pause_ms\":%.4f,"
-           "\"reconcile_ms\":%.3f,"
-           "\"plan_ms\":%.3f,\"verify_ms\":%.3f,\"commit_ms\":%.3f,\"predicted_ms\":%.3f,\"limit_"
-           "ms\":%.3f,\"ratio\":%.3f}\n",
-           name, xfer_mode_name(mode), xfer_mode_name(rep.mode), rep.bytes, rep.other_bytes,
-           wall[rounds / 2], wall[rounds - 1], cold, move[rounds / 2], pause[rounds / 2],
-           ms_of(rep.reconcile_ns), ms_of(rep.plan_ns), ms_of(rep.verify_ns), ms_of(rep.commit_ns),
-           ms_of(rep.predicted_ns), d.limit_ms, wall[rounds / 2] / d.limit_ms);
+    say_times(name, mode, rounds, cold);
+}
+
+/* ==== many updates ============================================================================ */
+enum { SETTLED = 20 }; /* updates until everything that is made once has been made */
+static void expect(bool holds, const char *fault, const char *what);
+
+static void check_root(unsigned at)
+{
+    for (unsigned i = 0; i < d.n_engines; i++) {
+        struct plane_seen e;
+
+        look(&d.engines[i], &e);
+        if (xfer_version_same(&e.version, &d.rep.now) &&
+            memcmp(e.root, d.rep.now.digest, sizeof(e.root)) == 0)
+            continue;
+        wrong++;
+        printf("# NOT SO: update %u: engine %u says version %" PRIu64 ", digest %016" PRIx64
+               ", its memory %016" PRIx64 "; the trainer version %" PRIu64 ", %016" PRIx64 "\n",
+               at, i, e.version.number, e.version.digest[0], e.root[0], d.rep.now.number,
+               d.rep.now.digest[0]);
+    }
+}
+
+struct held { /* by the driver, the trainer and the first engine */
+    struct plane_seen of[3];
+};
+
+static struct held held_now(void)
+{
+    struct held h = { 0 };
+
+    plane_rss(&h.of[0]);
+    look(&d.trainer, &h.of[1]);
+    look(&d.engines[0], &h.of[2]);
+    return h;
+}
+
+/* Engines' roots are made from their memory after each; what is held must not grow. */
+static void many(const char *name, enum xfer_mode mode, unsigned n)
+{
+    static const char *const who[] = { "driver", "trainer", "engine" };
+    struct held before = { 0 }, after;
+    unsigned was_wrong = wrong;
+    double *took = calloc(n + 1, sizeof(*took));
+
+    for (unsigned i = 0; took && i < n && wrong < was_wrong + 5; i++) {
+        if (i == SETTLED)
+            before = held_now();
+        next_version_of_trainer();
+        took[i] = one_update(mode);
+        expect(took[i] >= 0, name, d.why.text);
+        check_root(i);
+    }
+    after = held_now();
+    expect(after.of[1].device_used_bytes <= before.of[1].device_used_bytes, name,
+           "the device's memory is as it was");
+    printf("{\"name\":\"%u updates %s %s\",\"roots_differ\":%u,\"ms\":%.3f,"
+           "\"device_bytes\":%" PRIu64 ",\"device_grew\":%" PRId64,
+           n, name, xfer_mode_name(mode), wrong - was_wrong, took ? median(took, n) : 0,
+           after.of[1].device_used_bytes,
+           (int64_t)(after.of[1].device_used_bytes - before.of[1].device_used_bytes));
+    for (unsigned k = 0; k < 3; k++) {
+        int64_t grew = (int64_t)(after.of[k].rss_kib - before.of[k].rss_kib);
+
+        expect(grew < 1024, who[k], "its memory is as it was");
+        expect(after.of[k].fds <= before.of[k].fds, who[k], "its descriptors are as they were");
+        printf(",\"%s_kib\":%" PRIu64 ",\"%s_grew_kib\":%" PRId64, who[k], after.of[k].rss_kib,
+               who[k], grew);
+    }
+    printf("}\n");
     fflush(stdout);
+    free(took);
 }
 
 /* ==== death and silence in each phase ========================================================= */
@@ -656,34 +502,78 @@ static int child(const char *role)
     static struct seat s;
 
     must(fl_fault_env(&err), "FURLONG_FAULT");
-    if (recv(CHILD_FD, &s, sizeof(s), MSG_WAITALL) != (ssize_t)sizeof(s))
+    if (recv(PLANE_FD, &s, sizeof(s), MSG_WAITALL) != (ssize_t)sizeof(s))
         return 1;
-    return strcmp(role, "--trainer") == 0 ? trainer(&s) : engine(&s);
+    return strcmp(role, "--trainer") == 0 ? plane_trainer(&s) : plane_engine(&s);
+}
+
+struct wanted {
+    const struct shape *shapes[2];
+    unsigned rounds, updates;
+    bool faults;
+};
+
+/* One pair of processes for each, so that every first update is a run's first. */
+static void pair(const struct shape *s, const struct link_place *from, const struct link_place *to,
+                 enum xfer_mode mode, bool stays, const struct wanted *w)
+{
+    char name[64];
+
+    fixed = stays;
+    snprintf(name, sizeof(name), "%s %s%s", s->name, from == to ? "one device" : "two devices",
+             stays ? " fixed addresses" : "");
+    start(s, from, to, 1, NULL);
+    if (w->updates)
+        many(name, mode, w->updates);
+    else
+        times(name, mode, w->rounds);
+    stop();
+    fixed = false;
+}
+
+static void pairs(const struct shape *s, const struct link_place *places, size_t n,
+                  const struct wanted *w)
+{
+    pair(s, &places[0], &places[0], XFER_COPY, false, w);
+    pair(s, &places[0], &places[0], XFER_SHARE, false, w);
+    pair(s, &places[0], &places[0], XFER_COPY, true, w);
+    pair(s, &places[0], &places[0], XFER_SHARE, true, w);
+    if (n > 1)
+        pair(s, &places[0], &places[1], XFER_P2P, false, w);
+    if (n > 1 && places[0].nccl_version)
+        pair(s, &places[0], &places[1], XFER_BROADCAST, false, w);
+}
+
+static void wanted_of(int argc, char **argv, struct wanted *w)
+{
+    *w = (struct wanted){ .shapes = { &shape_06, NULL }, .rounds = 20 };
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--big") == 0)
+            w->shapes[1] = &shape_8;
+        else if (strcmp(argv[i], "--tiny") == 0)
+            w->shapes[0] = &shape_tiny;
+        else if (strcmp(argv[i], "--thin") == 0)
+            w->shapes[0] = &shape_thin;
+        else if (strcmp(argv[i], "--faults") == 0)
+            w->faults = true;
+        else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc)
+            w->rounds = (unsigned)atoi(argv[++i]);
+        else if (strcmp(argv[i], "--updates") == 0 && i + 1 < argc)
+            w->updates = (unsigned)atoi(argv[++i]);
+    }
+    if (w->rounds < 1 || w->rounds > ROUNDS_MAX)
+        w->rounds = 20;
 }
 
 int main(int argc, char **argv)
 {
-    const struct shape *shapes[2] = { &shape_06, NULL };
     static struct link_place places[GPU_MAX];
-    unsigned rounds = 20;
-    bool with_faults = false;
+    struct wanted w;
     size_t n;
 
     if (argc == 2 && (strcmp(argv[1], "--trainer") == 0 || strcmp(argv[1], "--engine") == 0))
         return child(argv[1]);
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--big") == 0)
-            shapes[1] = &shape_8;
-        else if (strcmp(argv[i], "--tiny") == 0)
-            shapes[0] = &shape_tiny;
-        else if (strcmp(argv[i], "--thin") == 0)
-            shapes[0] = &shape_thin;
-        else if (strcmp(argv[i], "--faults") == 0)
-            with_faults = true;
-        else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc)
-            rounds = (unsigned)atoi(argv[++i]);
-    }
-    rounds = rounds < 1 || rounds > ROUNDS_MAX ? 20 : rounds;
+    wanted_of(argc, argv, &w);
     (void)fl_log_level_set("error", NULL);
     places_of(places, &n);
     if (n == 0) {
@@ -692,31 +582,13 @@ int main(int argc, char **argv)
     }
     if (!mkdtemp(folder))
         return 1;
-    const struct link_place *far = n > 1 ? &places[1] : &places[0];
-
-    for (unsigned i = 0; !with_faults && i < 2 && shapes[i]; i++) {
-        static const enum xfer_mode one[] = { XFER_COPY, XFER_SHARE },
-                                    two[] = { XFER_P2P, XFER_BROADCAST };
-        char name[64];
-
-        for (unsigned k = 0; k < 2; k++) {
-            start(shapes[i], &places[0], &places[0], 1, NULL);
-            snprintf(name, sizeof(name), "%s one device", shapes[i]->name);
-            times(name, one[k], rounds);
-            stop();
-        }
-        for (unsigned k = 0; n > 1 && k < (places[0].nccl_version ? 2 : 1); k++) {
-            start(shapes[i], &places[0], far, 1, NULL);
-            snprintf(name, sizeof(name), "%s two devices", shapes[i]->name);
-            times(name, two[k], rounds);
-            stop();
-        }
-    }
-    if (with_faults)
-        faults(shapes[0], &places[0], far);
-    char line[100];
-
+    for (unsigned i = 0; !w.faults && i < 2 && w.shapes[i]; i++)
+        pairs(w.shapes[i], places, n, &w);
+    if (w.faults)
+        faults(w.shapes[0], &places[0], n > 1 ? &places[1] : &places[0]);
     for (unsigned k = 0; k < 64; k++) { /* sockets of ours */
+        char line[100];
+
         snprintf(line, sizeof(line), "%s/t-0-%u", folder, k);
         (void)unlink(line);
         for (unsigned e = 0; e < ENGINES_MAX; e++) {

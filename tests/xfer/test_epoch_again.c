@@ -38,7 +38,7 @@ static void one_engine_is_asked_twice(void **state)
 
             t_int_eq(rig_served(e, FL_XFER_RECONCILE), 1);
             t_int_eq(rig_served(e, FL_XFER_BEGIN), 1);
-            t_int_eq(rig_served(e, FL_XFER_WAIT), 1, "sent while the bytes move");
+            t_true(rig_served(e, FL_XFER_WAIT) <= 1, "none, unless the bytes take long");
             t_int_eq(rig_served(e, FL_XFER_COMMIT), 0, "nobody is to be waited for");
             t_int_eq(rig_served(s, FL_XFER_BEGIN), 1);
             t_int_eq(rig_served(s, FL_XFER_KEY), 0, "its memory is mapped");

@@ -17,7 +17,7 @@ enum {
     PEER_BYTES_PER_US = 393000,  /* copied from another H200 over NVLink              */
     START_NS = 30000,            /* launch, event, digests back                       */
     SPIN_AHEAD_NS = 150000,      /* turning begins so long before the predicted end   */
-    SPIN_PAST_NS = 300000,       /* and stops so long after it                        */
+    SPIN_PAST_NS = 300000,       /* and stops so long after it, and an eighth         */
     LOOK_AGAIN_NS = 200000,      /* then a timer looks                                */
     DIGESTS_MIN = 1024,
     FAR_MEAN_BYTES = 1 << 20
@@ -229,7 +229,7 @@ static void look_later(struct ipc *k, uint64_t now)
 
     if (now + SPIN_AHEAD_NS < due)
         in_ns = due - SPIN_AHEAD_NS - now;
-    else if (now < due + SPIN_PAST_NS)
+    else if (now < due + SPIN_PAST_NS + p->expect_ns / 8)
         in_ns = 0;
     if (in_ns == 0)
         fl_post(k->base.loop, &k->poll);

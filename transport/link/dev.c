@@ -13,6 +13,16 @@ static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint handles_opened;
 
 /* ==== devices ================================================================================= */
+struct dev_stir { /* the least that a device can be given to do */
+    struct kernel_piece piece;
+    _Alignas(16) unsigned char from[16], to[16];
+};
+
+static struct dev_stir *stir_of(const struct link_dev *d)
+{
+    return (struct dev_stir *)(void *)((char *)d->bounce + DEV_BOUNCE_BYTES);
+}
+
 static enum fl_status dev_open(const char *uuid, struct link_dev **out, struct fl_err *err)
 {
     struct link_dev *d = calloc(1, sizeof(*d));
@@ -27,7 +37,7 @@ static enum fl_status dev_open(const char *uuid, struct link_dev **out, struct f
     if (st == FL_OK)
         st = d->gpu->stream(d->g, &d->stream, err);
     if (st == FL_OK)
-        st = d->gpu->pin(d->g, DEV_BOUNCE_BYTES, &d->bounce, err);
+        st = d->gpu->pin(d->g, DEV_BOUNCE_BYTES + sizeof(struct dev_stir), &d->bounce, err);
     if (st != FL_OK) {
         if (d->stream)
             d->gpu->stream_free(d->stream);
@@ -36,6 +46,7 @@ static enum fl_status dev_open(const char *uuid, struct link_dev **out, struct f
         free(d);
         return fl_wrap(err, st, "open device %s", uuid);
     }
+    *stir_of(d) = (struct dev_stir){ .piece = { .run_bytes = sizeof(stir_of(d)->to), .rows = 1 } };
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->service, NULL);
     *out = d;
@@ -62,6 +73,26 @@ enum fl_status link_dev_get(const char *uuid, struct link_dev **out, struct fl_e
     if (st == FL_OK)
         *out = d;
     return st;
+}
+
+void link_dev_stir(const char *uuid)
+{
+    if (pthread_mutex_trylock(&devices_lock) != 0)
+        return; /* one is being opened */
+    struct link_dev *d = devices;
+
+    while (d && strcmp(d->uuid, uuid) != 0)
+        d = d->next;
+    pthread_mutex_unlock(&devices_lock);
+    if (!d || pthread_mutex_trylock(&d->lock) != 0)
+        return;
+    const struct dev_stir *w = stir_of(d);
+    struct kernel_move_args a = {
+        .pieces = dev_addr(&w->piece), .n = 1, .from = dev_addr(w->from), .to = dev_addr(w->to)
+    };
+
+    (void)kernel_move_start(d->gpu, d->g, d->stream, &a, NULL); /* without it: only later */
+    pthread_mutex_unlock(&d->lock);
 }
 
 const struct link_pages *link_pages_of(const struct link_mem *mem)

@@ -21,6 +21,9 @@ struct link_pages {               /* link_mem.impl of device memory */
 };
 const struct link_pages *link_pages_of(const struct link_mem *mem); /* NULL: host memory */
 
+/* Work of this process is about to come: a device that several processes use changes from one to the
+ * other in 130 us (H200), and does it while messages are under way. Waits for nobody; not open: nothing. */
+void link_dev_stir(const char *uuid);
 /* A slot of our own on a device: chunks that any peer can map. Opens the device.
  * FL_EXHAUSTED: err says what the device has left and what one slot would save. */
 enum fl_status link_dev_alloc(const char *uuid, uint64_t bytes, struct link_mem *out,

@@ -13,7 +13,7 @@ struct link_dev {
         lock; /* around calls that change g: launch, alloc, pin, map. Never while waiting */
     pthread_mutex_t service; /* of what follows, for one who waits */
     struct gpu_stream *stream;
-    void *bounce; /* pinned */
+    void *bounce; /* pinned; behind it struct dev_stir */
     struct dev_opened *opened;
 };
 enum { DEV_BOUNCE_BYTES = 8 << 20 };

@@ -135,6 +135,18 @@ bool co_silent(const struct co_member *m)
     return m->late && !m->answers;
 }
 
+static void ask_all(struct xfer_coord *c, co_ask ask, bool sources)
+{
+    for (struct co_member *m = c->members; m; m = m->next) {
+        if (m->source != sources || !m->mustered)
+            continue;
+        if (m->ask == ask && !m->calling && !m->gone)
+            ask(m);
+        if (co_silent(m))
+            fl_muster_excuse(c->muster, m->muster_at);
+    }
+}
+
 void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, uint64_t due_ns,
                    bool (*who)(const struct co_member *m), co_ask ask,
                    void (*over)(void *arg, enum fl_status st, const struct fl_err *err))
@@ -167,12 +179,8 @@ void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, ui
         fl_muster_name(c->muster, m->muster_at, "%s", m->me.name);
         m->ask = ask;
     }
-    for (struct co_member *m = c->members; m; m = m->next) {
-        if (m->mustered && m->ask == ask && !m->calling && !m->gone)
-            ask(m);
-        if (m->mustered && co_silent(m))
-            fl_muster_excuse(c->muster, m->muster_at);
-    }
+    ask_all(c, ask, false); /* engines first: they have the more to do */
+    ask_all(c, ask, true);
 }
 
 /* ---- RECONCILE ---- */
@@ -255,6 +263,8 @@ static void ask_report(struct co_member *m)
     r.has_known = m->manifest != NULL;
     if (m->manifest)
         r.known = msg_hash(m->st.manifest);
+    r.has_brief = true;
+    r.brief = m->c->granting || m->c->req.kind == XFER_ADVANCE; /* its sources have it */
     co_call(m, FL_XFER_RECONCILE, &r.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_RECONCILE_MS),
             heard_report);
 }

@@ -28,6 +28,7 @@ struct xfer_report {
     struct xfer_version now;
     enum xfer_mode mode; /* what auto chose */
     unsigned n_committed, n_left_behind;
+    uint64_t link_ns; /* of move_ns: what the links of the slowest engine say that its bytes took, one after the other */
     uint64_t bytes, other_bytes; /* other: of those, by another link than the plan's, which broke or is being made */
     uint64_t reconcile_ns, plan_ns, move_ns, verify_ns, commit_ns, pause_ns, predicted_ns;
     struct fl_err first_left_behind;

@@ -90,6 +90,8 @@ static void fill_report(struct xfer_coord *c)
             continue;
         if (m->st.pause_ns > c->rep.pause_ns)
             c->rep.pause_ns = m->st.pause_ns;
+        if (m->st.link_ns > c->rep.link_ns)
+            c->rep.link_ns = m->st.link_ns;
         if (m->st.verify_ns > c->rep.verify_ns)
             c->rep.verify_ns = m->st.verify_ns;
     }

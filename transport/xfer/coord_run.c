@@ -221,7 +221,8 @@ static void ask_take(struct co_member *m)
         b.b.delta_dir = wrote ? (char *)(uintptr_t)wrote->delta_dir : NULL;
         b.b.has_hold = true;
         b.b.hold = co_party_ranks(c, m->me.party) > 1;
-        b.b.has_commit = true;
+        b.b.has_commit = b.b.has_wait_ms = true;
+        b.b.wait_ms = COORD_BEGIN_WAIT_MS;
         b.b.commit = is_alone(c, m);
         co_call(m, FL_XFER_BEGIN, &b.b.base, (struct fl_bytes){ blob, b.part_bytes + digests },
                 co_due(c, COORD_END_MS), heard_state);

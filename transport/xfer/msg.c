@@ -172,7 +172,7 @@ static void fill_sink(Fl__XferReport *r, struct report_parts *p, const struct xf
     r->has_state = r->has_buckets_in = r->has_buckets_all = r->has_offloaded = r->has_one_slot =
         true;
     r->has_held = r->has_source_at_fault = r->has_all_in = r->has_bytes = r->has_verify_ns = true;
-    r->has_pause_ns = r->has_other_bytes = true;
+    r->has_pause_ns = r->has_other_bytes = r->has_link_ns = true;
     r->state = s->state;
     r->buckets_in = s->buckets_in;
     r->buckets_all = s->buckets_all;
@@ -183,6 +183,7 @@ static void fill_sink(Fl__XferReport *r, struct report_parts *p, const struct xf
     r->all_in = s->all_in;
     r->bytes = s->bytes;
     r->other_bytes = s->other_bytes;
+    r->link_ns = s->link_ns;
     r->verify_ns = s->verify_ns;
     r->pause_ns = s->pause_ns;
     msg_version(&s->serving, &p->serving);
@@ -303,6 +304,7 @@ enum fl_status msg_read_state(const struct wire_msg *m, struct xfer_state *out, 
         .state = (enum rx_state)r->state,
         .bytes = r->bytes,
         .other_bytes = r->other_bytes,
+        .link_ns = r->link_ns,
         .verify_ns = r->verify_ns,
         .pause_ns = r->pause_ns,
         .manifest_bytes = r->manifest_bytes,

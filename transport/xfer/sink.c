@@ -4,6 +4,7 @@
 #include <string.h>
 #include "common/base/fault.h"
 #include "common/base/log.h"
+#include "transport/link/dev.h"
 #include "transport/xfer/sink_priv.h"
 
 /* ---- what serves ---- */
@@ -194,6 +195,7 @@ static void take_on_moved(void *arg)
 
     take_counts(s->take, &s->buckets_in, &s->buckets_all, &s->bytes);
     s->other_bytes = take_other_bytes(s->take);
+    s->link_ns = take_link_ns(s->take);
     sink_answer(s); /* who wants to know how far it is */
 }
 
@@ -216,6 +218,7 @@ static void take_on_all_in(void *arg, bool whole)
 
     take_counts(s->take, &s->buckets_in, &s->buckets_all, &s->bytes);
     s->other_bytes = take_other_bytes(s->take);
+    s->link_ns = take_link_ns(s->take);
     s->verify_ns = take_verify_ns(s->take);
     s->all_in = !whole;
     if (whole && (FL_FAULT("xfer.verified") || !view_make(s, &s->next))) {
@@ -374,6 +377,11 @@ const struct link_mem *xfer_sink_data(const struct xfer_sink *s, struct xfer_ver
 
 /* ---- life ---- */
 
+static void on_stir(struct fl_task *t)
+{
+    link_dev_stir(container_of(t, struct xfer_sink, stir)->place.gpu_uuid);
+}
+
 static void sink_free(struct xfer_sink *s)
 {
     xfer_plan_destroy(s->part);
@@ -422,6 +430,7 @@ enum fl_status xfer_sink_create(struct fl_loop *l, struct xfer_port *port,
     s->lease.fire = on_lease_over;
     s->paused_back.run = on_paused;
     s->flipped_back.run = on_flipped;
+    s->stir.run = on_stir;
     st = sink_fill(s, o, err);
     if (st != FL_OK) {
         sink_free(s);
@@ -460,6 +469,7 @@ void xfer_sink_destroy(struct xfer_sink *s)
     s->stopping = true;
     sink_answer(s);
     fl_timer_cancel(&s->lease);
+    fl_task_cancel(s->loop, &s->stir);
     port_remove(s->port, &s->set);
     sink_forget_ledger(s);
     view_fini(s, &s->view);

@@ -10,7 +10,8 @@ struct sink_pend {
     struct xfer_sink *sink;
     struct call_req *req;
     uint16_t method;
-    struct fl_timer over; /* WAIT */
+    struct fl_timer over; /* WAIT, and BEGIN that waits */
+    bool waits;
     bool timed_out;
     uint32_t have_in;  /* of a WAIT: answered with more in, from tell_ns on */
     uint64_t tell_ns;
@@ -53,11 +54,11 @@ struct xfer_sink {
     struct reaches reaches;
     bool all_in, offloaded, paused, pausing, flipping, hold, held, open, begin_after_pause, at_once;
     struct take_bad bad;
-    uint64_t bytes, other_bytes, verify_ns, pause_from_ns, pause_ns;
+    uint64_t bytes, other_bytes, link_ns, verify_ns, pause_from_ns, pause_ns;
     uint32_t buckets_in, buckets_all, lease_ms;
     uint64_t dirty_number; /* of the version that an open begin made room for */
     struct fl_timer lease;
-    struct fl_task paused_back, flipped_back;
+    struct fl_task paused_back, flipped_back, stir;
     struct sink_pend pend[SINK_PENDING];
     struct give give;
     bool stopping;

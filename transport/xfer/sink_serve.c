@@ -46,6 +46,7 @@ void sink_state(const struct xfer_sink *s, struct xfer_state *out)
                                 .all_in = s->all_in,
                                 .bytes = s->bytes,
                                 .other_bytes = s->other_bytes,
+                                .link_ns = s->link_ns,
                                 .verify_ns = s->verify_ns,
                                 .pause_ns = s->pause_ns };
     memcpy(out->bad_buckets, s->bad.buckets, sizeof(out->bad_buckets));
@@ -73,9 +74,13 @@ static bool still_waits(const struct xfer_sink *s, const struct sink_pend *p)
 {
     if (s->stopping)
         return false;
+    if (p->method == FL_XFER_BEGIN && s->pausing && !s->flipping)
+        return true; /* not before it is dirty */
     switch (p->method) {
     case FL_XFER_BEGIN:
-        return s->pausing && !s->flipping;
+        if (!p->waits)
+            return false;
+        __attribute__((fallthrough));
     case FL_XFER_WAIT:
         return !p->timed_out && !s->all_in && !has_moved(s, p) &&
                (s->rx.state == RX_COMMITTING || s->rx.state == RX_ABORTING || s->pausing ||
@@ -137,6 +142,7 @@ static void answer_when_due(struct xfer_sink *s, struct call_req *req, uint16_t 
         *p = (struct sink_pend){ .sink = s,
                                  .req = req,
                                  .method = method,
+                                 .waits = wait_ms != 0,
                                  .have_in = have_in,
                                  .tell_ns = fl_loop_now_ns(s->loop) + SINK_TELL_MS * 1000000ull };
         p->over.fire = on_wait_over;
@@ -163,7 +169,7 @@ static void serve_reconcile(struct xfer_sink *s, struct call_req *req, const Fl_
         known[1] != s->want->hash[1])
         st.manifest_bytes = s->image_bytes;
     st.all_in = false; /* of an epoch that whoever asks did not begin */
-    st.digest_bytes = s->rx.has_version ? s->want->n_tensors * sizeof(*s->digests) : 0;
+    st.digest_bytes = s->rx.has_version && !m->brief ? s->want->n_tensors * sizeof(*s->digests) : 0;
     blob = malloc(st.manifest_bytes + st.digest_bytes + 1);
     if (!blob) {
         struct fl_err err = { 0 };
@@ -177,6 +183,9 @@ static void serve_reconcile(struct xfer_sink *s, struct call_req *req, const Fl_
     memcpy(blob + st.manifest_bytes, s->digests, st.digest_bytes);
     msg_reply_state(req, &st, (struct fl_bytes){ blob, st.manifest_bytes + st.digest_bytes });
     free(blob);
+    if (s->place.gpu_uuid[0] &&
+        !s->view.n_reaches)          /* an epoch is near; who shares has nothing to move */
+        fl_defer(s->loop, &s->stir); /* behind the answer */
 }
 
 /* ---- BEGIN ---- */
@@ -366,7 +375,7 @@ static void begin_now(struct xfer_sink *s, const Fl__XferBegin *b, enum rx_act a
     s->at_once = b->commit && !b->hold;
     s->lease_ms = b->lease_ms;
     s->bad = (struct take_bad){ 0 };
-    s->bytes = s->other_bytes = s->verify_ns = s->pause_ns = 0;
+    s->bytes = s->other_bytes = s->link_ns = s->verify_ns = s->pause_ns = 0;
     s->buckets_in = s->buckets_all = 0;
     if (take && act == RX_DO_AGAIN_DIRTY && s->take)
         (void)take_inherit(take, s->take);
@@ -441,7 +450,7 @@ static void serve_begin(struct xfer_sink *s, struct call_req *req, const Fl__Xfe
         begin_now(s, b, act, take, slot);
         sink_lease(s);
     }
-    answer_when_due(s, req, FL_XFER_BEGIN, 0, UINT32_MAX);
+    answer_when_due(s, req, FL_XFER_BEGIN, b->wait_ms, UINT32_MAX);
 }
 
 /* ---- the rest ---- */

@@ -383,6 +383,11 @@ void take_counts(const struct take *t, uint32_t *in, uint32_t *all, uint64_t *by
     *bytes = t->moved_bytes;
 }
 
+uint64_t take_link_ns(const struct take *t)
+{
+    return t->link_ns;
+}
+
 uint64_t take_other_bytes(const struct take *t)
 {
     return t->other_bytes;

@@ -87,6 +87,7 @@ void take_abort(struct take *t);
 bool take_idle(const struct take *t); /* it has said what it had to, and nothing of it is under way, here or at a link */
 void take_strike(struct take *t, const struct take_bad *b);
 void take_counts(const struct take *t, uint32_t *in, uint32_t *all, uint64_t *bytes);
+uint64_t take_link_ns(const struct take *t); /* sum over what was pulled or cast */
 uint64_t take_other_bytes(const struct take *t); /* of those bytes: by another link than the plan's */
 uint64_t take_verify_ns(const struct take *t);
 /* 24 bytes for each tensor held in part; free() it. */

@@ -52,6 +52,7 @@ static void edge_on_pulled(struct link_op *op)
         if (!take_rescue(te, &op->err))
             take_fail(t, te, o->bucket, op->err.status, &op->err);
     } else {
+        t->link_ns += op->took_ns;
         for (uint32_t i = 0; i < o->n_buckets; i++)
             take_bucket_in(te, o->bucket + i);
         take_go(te);

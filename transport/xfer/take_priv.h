@@ -45,7 +45,7 @@ struct take {
     bool *in; /* the ledger, of each bucket */
     uint64_t (*digests)[2]; /* of each segment that is in */
     uint32_t n_in;
-    uint64_t moved_bytes, other_bytes, verify_ns, verify_from_ns;
+    uint64_t moved_bytes, other_bytes, link_ns, verify_ns, verify_from_ns;
     bool started, aborting, over; /* over: failed, or told to stop */
     bool done;                    /* it has said all that it has to say */
     unsigned in_work;             /* on the pool */
