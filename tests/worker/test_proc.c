@@ -294,6 +294,40 @@ static void a_stop_waits_for_the_whole_tree(void **state)
     bed_fini(&b);
 }
 
+/* RAY_JOB_STOP_SIGNAL: what a stop sends first. */
+static void a_stop_begins_with_the_signal_of_the_spec(void **state)
+{
+    static const struct { int signal, code; } rows[] = { { 0, 43 }, { SIGTERM, 43 }, { SIGINT, 42 } };
+    const char *argv[] = { "/bin/sh", "-c", "trap 'exit 42' INT; trap 'exit 43' TERM; echo ready $$; while :; do sleep 0.01; done", NULL };
+    const char *env[] = { "PATH=/usr/bin:/bin", NULL };
+
+    (void)state;
+    for (unsigned i = 0; i < FL_LEN(rows); i++) {
+        struct bed b;
+        struct fl_err err;
+
+        bed_init(&b);
+        struct proc_spec s = { .who = seat_of(n_beds),
+                               .keeper = keeper_path,
+                               .argv = argv,
+                               .env = env,
+                               .dir = b.dir,
+                               .out_path = b.out,
+                               .err_path = b.err,
+                               .term_ms = 10000,
+                               .kill_ms = 1000,
+                               .stop_signal = rows[i].signal,
+                               .seat_fd = -1 };
+
+        t_ok(proc_keeper.start(b.loop, &s, &user, &b, &b.proc, &err), &err);
+        t_until(b.loop, said_ready(&b), WAIT_MS);
+        proc_keeper.stop(b.proc, PROC_STOPPED, NULL, 10000);
+        t_until(b.loop, b.n_gone, WAIT_MS);
+        t_int_eq(b.exit.code, rows[i].code, "row %u: %s", i, b.exit.why);
+        bed_fini(&b);
+    }
+}
+
 static void a_lost_keeper_takes_its_tree_along(void **state)
 {
     struct bed b;
@@ -560,6 +594,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(nobody_is_left_behind),
         cmocka_unit_test(the_stubborn_are_killed),
         cmocka_unit_test(a_stop_waits_for_the_whole_tree),
+        cmocka_unit_test(a_stop_begins_with_the_signal_of_the_spec),
         cmocka_unit_test(a_lost_keeper_takes_its_tree_along),
         cmocka_unit_test(a_hanging_keeper_cannot_hold_a_stop_up),
         cmocka_unit_test(a_new_daemon_adopts),

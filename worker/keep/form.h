@@ -46,6 +46,7 @@ enum form_tag {
     FORM_KEEPER,     /* pid of the keeper            */
     FORM_GROUP,      /* text: which cgroup it has, or why none */
     FORM_ORPHAN_MS,  /* without a daemon for so long: ends its worker; 0: never */
+    FORM_STOP_SIGNAL, /* the first word of a stop; absent: SIGTERM */
     FORM_TAG_COUNT
 };
 enum keep_phase { KEEP_STARTING, KEEP_RUNNING, KEEP_ENDING, KEEP_ENDED };

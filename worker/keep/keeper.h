@@ -19,6 +19,7 @@ struct keep_spec {
     const char *cwd, *dir, *out_path, *err_path;
     uint64_t memory_max_bytes, log_max_bytes;
     uint32_t term_ms, kill_ms, orphan_ms;
+    int stop_signal; /* SIGTERM or SIGINT */
     bool has_seat;
 };
 /* false: why says what is wrong with it. */

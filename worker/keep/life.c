@@ -145,7 +145,7 @@ void keep_stop(struct keeper *k, enum proc_cause cause, const char *text, uint32
         k->phase = KEEP_ENDING;
         if (term_ms) /* the whole tree: a shell in front would die alone and leave its script behind
                       */
-            tree_signal(&pick, SIGTERM);
+            tree_signal(&pick, k->spec.stop_signal);
     }
     if (due < k->term_due_ms)
         k->term_due_ms = due;

@@ -1,5 +1,6 @@
 #include "worker/keep/keeper.h"
 #include "common/base/file.h"
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,9 @@ static void take(struct keep_spec *s, const struct form_field *f, size_t *n_arg,
     case FORM_ORPHAN_MS:
         s->orphan_ms = (uint32_t)form_u64(f);
         break;
+    case FORM_STOP_SIGNAL:
+        s->stop_signal = form_u64(f) == SIGINT ? SIGINT : SIGTERM;
+        break;
     case FORM_HAS_SEAT:
         s->has_seat = form_u64(f) != 0;
         break;
@@ -70,7 +74,7 @@ void keep_spec_free(struct keep_spec *s)
 bool keep_spec_read(const char *path, struct keep_spec *out, char why[256])
 {
     size_t len, at = 0, n_arg = 0, n_env = 0;
-    struct keep_spec s = { .term_ms = 10000, .kill_ms = 5000 };
+    struct keep_spec s = { .term_ms = 10000, .kill_ms = 5000, .stop_signal = SIGTERM };
     struct form_field f;
     struct fl_err err;
     char *raw;

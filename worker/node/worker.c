@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -505,6 +506,20 @@ static enum fl_status places(const struct worker *w, char cwd[FL_PATH_MAX],
     return FL_OK;
 }
 
+/* Of a job's command: RAY_JOB_STOP_SIGNAL of the job, or of this daemon, as in Ray. 0: SIGTERM. */
+static int stop_signal(const char *const *env)
+{
+    static const char name[] = "RAY_JOB_STOP_SIGNAL=";
+    const char *value = "";
+
+    for (; env && *env; env++)
+        if (strncmp(*env, name, sizeof(name) - 1) == 0)
+            value = *env + sizeof(name) - 1;
+    if (*value && strcmp(value, "SIGTERM") != 0 && strcmp(value, "SIGINT") != 0)
+        fl_warn("not a valid stop signal; SIGTERM is sent RAY_JOB_STOP_SIGNAL=\"%s\"", value);
+    return strcmp(value, "SIGINT") == 0 ? SIGINT : 0;
+}
+
 static enum fl_status spawn(struct worker *w, struct fl_err *err)
 {
     struct node *n = w->node;
@@ -546,6 +561,7 @@ static enum fl_status spawn(struct worker *w, struct fl_err *err)
         .orphan_ms = (uint32_t)(n->cfg.orphan_s < UINT32_MAX / 1000 ? n->cfg.orphan_s * 1000 : UINT32_MAX),
         .device_uuids = (const char *const *)s->device_ids,
         .n_devices = s->n_device_ids,
+        .stop_signal = strcmp(s->role, "driver") == 0 ? stop_signal((const char *const *)env) : 0,
         .seat_fd = seat,
     };
 

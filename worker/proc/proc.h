@@ -21,6 +21,7 @@ struct proc_spec { /* borrowed for the call */
     uint32_t term_ms, kill_ms, orphan_ms; /* orphan_ms: without a daemon for so long; 0: for ever */
     const char *const *device_uuids;
     size_t n_devices;
+    int stop_signal; /* what stop() sends first; 0: SIGTERM */
     int seat_fd; /* becomes descriptor PROC_SEAT_FD of the worker; -1: none */
 };
 struct proc_exit {
@@ -44,7 +45,7 @@ struct proc_ops { /* proc_keeper; proc_fake for the tests of everything above it
     /* Finds the keeper by its socket in dir, or what it left: gone() then comes from the record. */
     enum fl_status (*adopt)(struct fl_loop *l, const char *dir, const struct proc_user *u,
                             void *arg, struct proc **out, struct fl_err *err);
-    /* SIGTERM to the whole tree, SIGKILL term_ms later, looks that nobody is left. Again: nothing. */
+    /* SIGTERM (or the spec's stop_signal) to the whole tree, SIGKILL term_ms later, looks that nobody is left. Again: nothing. */
     void (*stop)(struct proc *p, enum proc_cause why, const char *text, uint32_t term_ms);
     void (*forget)(struct proc *p); /* the daemon leaves; keeper and worker live on */
 };

@@ -50,6 +50,8 @@ enum fl_status proc_spec_write(const struct proc_spec *s, const char *mark, stru
     form_put_u64(&f, FORM_TERM_MS, s->term_ms);
     form_put_u64(&f, FORM_KILL_MS, s->kill_ms);
     form_put_u64(&f, FORM_ORPHAN_MS, s->orphan_ms);
+    if (s->stop_signal)
+        form_put_u64(&f, FORM_STOP_SIGNAL, (uint64_t)s->stop_signal);
     form_put_u64(&f, FORM_HAS_SEAT, s->seat_fd >= 0);
     st = form_end(&f) ? fl_file_write(path, 0600, f.data, f.len, err)
                       : fl_fail(err, FL_EXHAUSTED, "command and environment of %s exceed %d MiB",
