@@ -1,5 +1,6 @@
 #include "cli/api.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -196,18 +197,17 @@ static enum fl_status status_of(unsigned http)
     }
 }
 
-/* A trace of Python (a head of Ray's answers so) says what is wrong in its last line. */
+/* A trace of Python (a head of Ray's answers so) says what is wrong in its last line that has a word. */
 static void last_words(const char *body, char *out, size_t cap)
 {
     const char *from = body, *end = body + strlen(body);
 
-    while (end > from && strchr(" \r\n", end[-1]))
-        end--;
-    for (const char *p = end; strstr(body, "Traceback (most recent call last)") && p > body; p--)
-        if (p[-1] == '\n') {
-            from = p;
-            break;
-        }
+    if (strstr(body, "Traceback (most recent call last)")) {
+        while (end > body && !isalnum((unsigned char)end[-1]))
+            end--;
+        for (from = end; from > body && from[-1] != '\n';)
+            from--;
+    }
     snprintf(out, cap, "%.*s", (int)(end - from), from);
     for (char *p = out; *p; p++)
         if ((unsigned char)*p < ' ')

@@ -5,6 +5,7 @@
 
 #include "cli/ray.h"
 #include "cli/table.h"
+#include "cli/yaml_print.h"
 #include "common/base/str.h"
 
 /* ==== which rows there are ========================================================================= */
@@ -17,7 +18,7 @@ struct list {
 static const char *const kinds[] = { "actors", "jobs", "placement-groups", "nodes", "workers", "tasks", "objects", "runtime-envs", "cluster-events" };
 static const struct fl_opt opts[] = {
     { FL_OPT_TEXT, "address", .arg = "URL|HOST:PORT", .at = offsetof(struct list, address), .help = "of the head" },
-    { FL_OPT_TEXT, "format", .arg = "FORMAT", .choices = "default|json|table|yaml", .fallback = "default", .at = offsetof(struct list, format), .help = "(yaml is printed as JSON, which it is)" },
+    { FL_OPT_TEXT, "format", .arg = "FORMAT", .choices = "default|json|table|yaml", .fallback = "default", .at = offsetof(struct list, format), .help = "how rows are shown; yaml with --detail" },
     { FL_OPT_INT, "limit", .arg = "N", .fallback = "100", .min = 1, .max = 10000, .at = offsetof(struct list, limit), .help = "rows at most" },
     { FL_OPT_INT, "timeout", .arg = "SECONDS", .fallback = "30", .min = 1, .max = 3600, .at = offsetof(struct list, timeout_s), .help = "to wait for the head" },
     { FL_OPT_SWITCH, "detail", .at = offsetof(struct list, detail), .help = "all that is known" },
@@ -251,9 +252,11 @@ int ray_list(int argc, char **argv)
     if (strcmp(l.format, "json") == 0) {
         json_dumpf(rows, stdout, JSON_ENCODE_ANY);
         putchar('\n');
-    } else if (strcmp(l.format, "yaml") == 0) {
-        json_dumpf(rows, stdout, JSON_INDENT(2) | JSON_ENCODE_ANY);
-        putchar('\n');
+    } else if (strcmp(l.format, "yaml") == 0 || (l.detail && strcmp(l.format, "default") == 0)) {
+        char *text = yaml_text(rows);
+
+        puts(text); /* and an empty line, as Ray's */
+        free(text);
     } else {
         print_default(data, rows);
     }

@@ -1,4 +1,5 @@
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
@@ -8,17 +9,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cli/env.h"
 #include "cli/interrupt.h"
 #include "cli/ray.h"
 #include "cli/start.h"
 #include "common/base/file.h"
 #include "common/base/str.h"
 
-enum { PORT_TRIES = 50, WAIT_HEAD_S = 5, WAIT_OWN_S = 15, NODES_HERE = 64 };
+enum { PORT_TRIES = 50, WAIT_HEAD_S = 5, WAIT_OWN_S = 15, NODES_HERE = 64, LABELS_FILE_BYTES = 64 << 10, LABELS_BYTES = 1000 /* less than a word for the daemon */ };
 struct start {
     bool head, block;
     const char *address, *labels_file, *dashboard;
     struct cli_start how;
+    char label_text[LABELS_BYTES];
 };
 static const struct fl_opt opts[] = {
     { FL_OPT_SWITCH, "head", .at = offsetof(struct start, head), .help = "start a head, and a worker daemon beside it" },
@@ -54,6 +57,72 @@ static const struct ray_flag passed[] = {
 static const struct fl_opt silent[] = { /* wanted by everybody, and true here anyway: not worth a line */
     { FL_OPT_SWITCH, "disable-usage-stats", .at = 0 }, { 0 }
 };
+
+/* ==== labels ======================================================================================= */
+/* A letter or digit at both ends, those and - _ . between, 63 at most: as Kubernetes has them. */
+static bool is_label(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        if (!isalnum((unsigned char)text[i]) && (i == 0 || i == len - 1 || !strchr("-_.", text[i])))
+            return false;
+    return len > 0 && len <= 63;
+}
+
+static enum fl_status check_label(const char *key, const char *value, struct fl_err *err)
+{
+    const char *slash = strrchr(key, '/'), *name = slash ? slash + 1 : key;
+    static const char rule[] = "must be 63 chars or less beginning and ending with an alphanumeric character ([a-z0-9A-Z]) with dashes (-), "
+                               "underscores (_),dots (.), and alphanumerics between.";
+
+    if (!value)
+        return fl_fail(err, FL_INVALID, "The value of \"%.63s\" is not string type.", key);
+    if (!is_label(name, strlen(name)) || (slash && (slash == key || slash - key > 253 || strpbrk(key, "=,"))))
+        return fl_fail(err, FL_INVALID, "Invalid label key name `%.63s`. Name %s", name, rule);
+    return !*value || is_label(value, strlen(value)) ? FL_OK
+                                                     : fl_fail(err, FL_INVALID, "Invalid label key value `%.63s`. Value %s", value, rule);
+}
+
+/* --labels says key=... too. */
+static bool given_label(const char *labels, const char *key)
+{
+    size_t n = strlen(key);
+
+    for (const char *p = labels; p && *p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL)
+        if (strncmp(p + strspn(p, " "), key, n) == 0 && p[strspn(p, " ") + n] == '=')
+            return true;
+    return false;
+}
+
+/* Those of --labels-file that --labels does not give go behind them. */
+static enum fl_status take_labels(struct start *s, struct fl_err *err)
+{
+    struct fl_str all = FL_STR_ON(s->label_text);
+    json_t *file = NULL, *v;
+    const char *key;
+    char *text;
+    size_t len;
+
+    FL_TRY(fl_file_read(s->labels_file, LABELS_FILE_BYTES, &text, &len, err));
+    enum fl_status st = cli_yaml_parse(text, len, s->labels_file, &file, err);
+
+    free(text);
+    if (st != FL_OK)
+        return st;
+    if (!json_is_object(file))
+        st = fl_fail(err, FL_INVALID, "The format after deserialization is not a key-value pair map.");
+    fl_str_add(&all, "%s", s->how.labels ? s->how.labels : "");
+    json_object_foreach(file, key, v) {
+        if (st == FL_OK)
+            st = check_label(key, json_string_value(v), err);
+        if (st == FL_OK && !given_label(s->how.labels, key))
+            fl_str_add(&all, "%s%s=%s", all.len ? "," : "", key, json_string_value(v));
+    }
+    json_decref(file);
+    if (st == FL_OK && all.cut)
+        st = fl_fail(err, FL_EXHAUSTED, "labels of more than %zu bytes together.", all.max);
+    s->how.labels = all.len ? s->label_text : s->how.labels;
+    return st;
+}
 
 /* ==== ports ======================================================================================== */
 static bool port_is_free(const char *host, int64_t port)
@@ -245,6 +314,7 @@ int ray_start(int argc, char **argv)
     static const char *const heads_only[] = { "port", "include-dashboard" };
     bool ignored = false;
     struct start s = { 0 };
+    struct fl_err err = { 0 };
     struct fl_opts o = { .program = "ray start", .about = "Starts a head with a worker daemon, or a worker daemon that joins one.",
                          .tables = { { NULL, opts, &s }, { NULL, silent, &ignored } } };
     int rc = ray_opts(&o, passed, argc, argv);
@@ -253,8 +323,9 @@ int ray_start(int argc, char **argv)
         return rc;
     if (o.n_words)
         return ray_misused(&o, "Got unexpected extra argument (%s)", o.words[0]);
-    if (s.labels_file)
-        return ray_misused(&o, "--labels-file is not understood; give --labels=k=v,k=v");
+    if (s.labels_file && take_labels(&s, &err) != FL_OK)
+        return ray_failed("Error", "The file at `--labels-file=%.160s` is not a valid YAML file, detailed error: %s Valid values look like this: "
+                          "`--labels-file='gpu_type: A100\nregion: us'`", s.labels_file, err.text);
     if (s.head && s.address)
         return ray_failed("Error", "`--address` and `--head` exclude each other here: there is no external Redis.");
     if (s.head) {

@@ -55,7 +55,7 @@ static const struct fl_opt node_opts[] = {
     { 0 }
 };
 
-enum { MAX_WORDS = 32, WORD_BYTES = 320, READY_MS = 15000 };
+enum { MAX_WORDS = 32, WORD_BYTES = 1024, READY_MS = 15000 };
 struct words { /* "--name=value" for a daemon */
     char text[MAX_WORDS][WORD_BYTES];
     const char *argv[MAX_WORDS + 1];

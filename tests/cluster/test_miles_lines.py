@@ -206,6 +206,30 @@ def test_4_5_E_external():
         assert daemons(head) + daemons(other) == before
 
 
+def test_symmetric_run_over_several_nodes():
+    """The same line on each: the node that has the address runs the command when all are there; all end with it, with its code."""
+    with rack(3, ssh=False) as all_of_them:
+        for line, wanted in (("ray symmetric-run --address 10.77.0.1:6379 --min-nodes 3 --num-gpus 4 -- sh -c 'ray status; exit 5'", 5),
+                             ("ray symmetric-run --address 10.77.0.1:6379 --min-nodes 2 --num-gpus 1 -- python3 train.py", 0)):
+            hosts_of = all_of_them if "--min-nodes 3" in line else all_of_them[:2]
+            others = [h.spawn(line) for h in hosts_of[1:]]  # before there is a head
+            time.sleep(0.5)
+            code, out = hosts_of[0].run(line, env={"MASTER_ADDR": "10.77.0.1", "PYTHONPATH": "/x:/y"})
+            assert code == wanted, (line, code, out)
+            assert "On head node. Starting Ray cluster head..." in out and "Running command on head node" in out, out
+            assert ("/12.0 GPU" in out and "Command failed with return code 5" in out) if wanted else "trained [] 10.77.0.1" in out, out
+            for p in others:
+                said, _ = p.communicate(timeout=60 * harness.SLOW)
+                assert p.returncode == 0 and "On worker node. Connecting to Ray cluster at 10.77.0.1:6379" in said and "Ray cluster is ready!" in said, (p.returncode, said)
+            assert not [d for h in hosts_of for d in daemons(h)]
+        wait = "RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=2 ray symmetric-run --address 10.77.0.1:6379 --min-nodes 3 --num-gpus 1 -- true"
+        code, out = all_of_them[0].run(wait)
+        assert code == 1 and "Timed out waiting for other nodes to start." in out, out
+        code, out = all_of_them[1].run(wait)
+        assert code == 1 and "Timed out waiting for head node to start." in out, out
+        assert not [d for h in all_of_them for d in daemons(h)]
+
+
 def test_4_6_all_forms():
     with rack(2, ssh=False) as (head, other):
         for line in ("ray start --head --port=6379 --node-ip-address 10.77.0.1",

@@ -284,6 +284,43 @@ def test_folders_and_lists(r):
 
 
 @inside
+def test_labels_from_a_file_and_rows_as_yaml(r):
+    write = lambda name, text: open(f"{r.place.root}/{name}", "w", encoding="utf-8").write(text)
+    write("labels.yaml", "gpu_type: A100  # a comment\nregion: us\nexample.com/rack: r7\n")
+    code, _, err = r.sh("ray start --head --num-gpus=1 --labels-file labels.yaml --labels region=eu,tier=a")
+    assert code == 0, err
+    code, out, _ = r.sh("ray list nodes --format yaml")
+    assert code == 0 and out.startswith("---\n-   node_id: ") and out.endswith("\n...\n\n"), out
+    for line in ("    state: ALIVE", "        GPU: 1.0", "        gpu_type: A100", "        region: eu", "        tier: a", "        example.com/rack: r7"):
+        assert f"\n{line}\n" in out, (line, out)
+    assert r.sh("ray list nodes --detail")[1].startswith("---\n-   node_id: ")  # as in Ray
+    assert r.sh("ray list actors --format=yaml")[1] == "--- []\n...\n\n"
+    r.sh("ray stop")
+    for text, wanted in (("a: [1\n", "line 2"), ("- a\n", "not a key-value pair map"), ("a: 1\n", 'The value of "a" is not string type.'),
+                         ("a: x y\n", "Invalid label key value `x y`"), ("-a: x\n", "Invalid label key name `-a`"), ("a: x\na: y\n", "line 2")):
+        write("bad.yaml", text)
+        code, _, err = r.sh("ray start --head --labels-file bad.yaml")
+        assert code == 1 and wanted in err and "is not a valid YAML file" in err, (text, err)
+    code, _, err = r.sh("ray start --head --labels-file nowhere.yaml")
+    assert code == 1 and "nowhere.yaml" in err, err
+    assert r.sh("ps -C furlong-head -o stat= | grep -v Z")[0] == 1  # this first process waits for nobody
+
+
+@inside
+def test_the_signal_that_asks_a_job_to_end(r):
+    """RAY_JOB_STOP_SIGNAL of the job, or of the cluster's environment."""
+    job = "trap 'echo by INT; exit 0' INT; trap 'echo by TERM; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    for k, (cluster, env, wanted) in enumerate((("", "{}", "by TERM"), ("", '{"RAY_JOB_STOP_SIGNAL": "SIGINT"}', "by INT"), ("SIGINT", "{}", "by INT"),
+                                                ("SIGINT", '{"RAY_JOB_STOP_SIGNAL": "SIGTERM"}', "by TERM"), ("SIGHUP", "{}", "by TERM"))):
+        r.sh("ray stop")
+        r.sh("ray start --head --num-gpus=1", env={"RAY_JOB_STOP_SIGNAL": cluster} if cluster else None)
+        r.run(["ray", "job", "submit", "--no-wait", f"--submission-id=s{k}", "--runtime-env-json", '{"env_vars": %s}' % env, "--", job])
+        wait_for("its first line", lambda k=k: "up" in r.sh(f"ray job logs s{k}")[1])
+        assert r.sh(f"ray job stop s{k}")[0] == 0
+        assert wanted in r.sh(f"ray job logs s{k}")[1], (cluster, env, r.sh(f"ray job logs s{k}")[1])
+
+
+@inside
 def test_addresses(r):
     r.sh("ray start --head --num-gpus=1")
     assert r.sh("RAY_ADDRESS=127.0.0.1:6379 ray status")[0] == 0
