@@ -11,10 +11,8 @@ belong to this job of Ray.
 FURLONG_RAY_FAULT=POINT makes it kill itself there: connect, group, daemons, head, run."""
 import argparse
 import contextlib
-import json
 import os
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -26,16 +24,11 @@ import ray
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from guard import ORPHAN_S  # noqa: E402
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from external_ray.daemon import GONE_S, Daemon, Node, Refused, amount, clean_env, node_argv, own_programs  # noqa: E402
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-READY_S, GONE_S, ACTOR_S = 60, 45, 120
+ACTOR_S, HEAD_S = 120, 5
 ID = "ray.io/node-id"
-
-
-class Refused(Exception):
-    """One sentence for whoever submitted this."""
 
 
 def say(text):
@@ -63,83 +56,6 @@ def fault(point):
     if os.environ.get("FURLONG_RAY_FAULT") == point:
         say(f"killed at {point}, as FURLONG_RAY_FAULT says")
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def amount(x):
-    return f"{x:g}"
-
-
-# ==== a daemon and its guard ==========================================================================================
-def clean_env(devices=None):
-    """What daemons and workers get: nothing that is Ray's own, nor what this job's driver alone was given."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "FURLONG_RUNTIME", "FURLONG_STATE", "FURLONG_TOKEN",
-                                                                     "MILES_SCRIPT_", "FURLONG_ADDRESS")) or k.startswith("RAY_memory_")}
-    env.pop("CUDA_VISIBLE_DEVICES", None)
-    if devices is not None:
-        env["CUDA_VISIBLE_DEVICES"] = devices
-    return env
-
-
-class Daemon:
-    """One program of ours under a guard. Its end is this object's or this process's, whichever comes first."""
-
-    def __init__(self, argv, token, env):
-        self.guard = subprocess.Popen([sys.executable, os.path.join(HERE, "guard.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                      env=env, start_new_session=True)
-        self.guard.stdin.write(json.dumps({"argv": argv, "token": token, "env": env}).encode() + b"\n")
-        self.guard.stdin.flush()
-        self.out, self.program = self.guard.stdout, os.path.basename(argv[0])
-        self.guard.wait()
-
-    def line(self, seconds):
-        if not select.select([self.out], [], [], seconds)[0]:
-            return None
-        text = self.out.readline()
-        return json.loads(text) if text else {"ended": None, "why": "its guard was killed"}
-
-    def ready(self):
-        said = self.line(READY_S)
-        if said is None:
-            raise Refused(f"{self.program} on {os.uname().nodename} is not ready after {READY_S} s")
-        if "error" in said or "ended" in said:
-            raise Refused(f"{self.program} on {os.uname().nodename}: {said.get('error') or said.get('why') or 'ended at once'}")
-        return said
-
-    def end(self):
-        """Asks for its end and waits until nothing of it is left."""
-        if not self.guard.stdin.closed:
-            self.guard.stdin.close()
-        due = time.monotonic() + GONE_S
-        while (left := due - time.monotonic()) > 0:
-            said = self.line(left)
-            if said is None or "ended" in said:
-                return said
-        return None
-
-
-def node_argv(programs, address, ip, name, cpus, gpus):
-    argv = [os.path.join(programs, "furlong-node"), f"--address={address}", f"--node-ip-address={ip}", f"--node-name={name}", "--private",
-            f"--orphan-timeout={ORPHAN_S}", f"--wait={READY_S - 10}", f"--num-gpus={gpus}"]
-    return argv + ([f"--num-cpus={amount(cpus)}"] if cpus > 0 else [])
-
-
-class Node:
-    """The actor: holds a node's share of the placement group, and its daemon."""
-
-    def start(self, programs, address, token, ip, name, cpus, gpus, logical):
-        if programs is None:
-            programs = os.path.join(os.path.dirname(HERE), "bin")
-        devices = None if logical or not gpus else ",".join(str(x) for x in ray.get_gpu_ids())
-        try:
-            self.daemon = Daemon(node_argv(programs, address, ip, name, cpus, gpus), token, clean_env(devices))
-            self.daemon.ready()
-            return None
-        except (Refused, OSError) as e:
-            return str(e)
-
-    def end(self):
-        said = self.daemon.end() if hasattr(self, "daemon") else {}
-        return said is not None
 
 
 # ==== which nodes, and what of each ===================================================================================
@@ -203,12 +119,17 @@ def table(nodes, shares, free):
     return "; ".join(rows)
 
 
+# Runs a program that is killed when this process ends: the thread that starts it is the main one.
+WITH_US = ("import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)\n"
+           "if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])")
+
+
 class Run:
     def __init__(self, a, words):
         self.a, self.words = a, words
         self.group, self.actors, self.own, self.train = None, [], [], None
         self.stopped = threading.Event()
-        self.programs = a.programs or os.path.join(os.path.dirname(HERE), "bin")
+        self.programs = own_programs(a.programs)
 
     def connect(self):
         fault("connect")
@@ -304,16 +225,22 @@ class Run:
         if state:
             env["FURLONG_STATE_DIR"] = state
         cwd = self.a.cwd if self.a.cwd and os.path.isdir(self.a.cwd) else None
-        self.train = subprocess.Popen([os.path.join(self.programs, "furlong"), "train", f"--address={self.info['http']}", *self.words], env=env,
-                                      stdin=subprocess.DEVNULL, cwd=cwd)
+        self.train = subprocess.Popen([sys.executable, "-c", WITH_US, str(os.getpid()), os.path.join(self.programs, "furlong"), "train",
+                                       f"--address={self.info['http']}", *self.words], env=env, stdin=subprocess.DEVNULL, cwd=cwd)
         fault("run")
+        gone = None
         while True:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 return self.train.wait(0.2)
-            except subprocess.TimeoutExpired:
-                if self.stopped.is_set() and self.train.poll() is None:
-                    self.train.terminate()
-                    self.stopped.clear()
+            if self.stopped.is_set():
+                self.train.terminate()
+                self.stopped.clear()
+            if gone is None and self.head.line(0):
+                gone = time.monotonic()
+            if gone and time.monotonic() - gone > HEAD_S:  # it ends with its run: nobody starts it again
+                self.train.kill()
+                self.train.wait()
+                raise Refused(f"the head of the run ended before the run had: {self.head.over['why']}")
 
     def go_on(self):
         if self.stopped.is_set():

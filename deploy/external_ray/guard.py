@@ -1,8 +1,9 @@
 """Runs one daemon of Furlong for somebody who may die without a word, and leaves nothing of it behind.
 
 Started by bootstrap.py and by its actors. Standard input: one JSON object on one line, {"argv": [...], "token": text,
-"env": {...}}, then silence; its end is the starter's end. Standard output: what the daemon says on its --ready-fd (one
-line), and a last line {"ended": CODE, "why": text} once the daemon, its workers and its folder are gone.
+"env": {...}}, then silence; its end is the starter's end. Standard output: {"folder": path}, what the daemon says on its
+--ready-fd, and {"ended": CODE, "why": text} once the daemon, its workers and that folder are gone. Without the last line it was
+killed itself: the daemon then ends as well, and the starter sweeps.
 
 It is nobody's child and leads a session of its own: what Ray ends together with a worker, or with a job's command, is
 not this. When the starter ends, in whatever way, the daemon is stopped, then killed; its workers end with it or by their keepers.
@@ -98,9 +99,15 @@ def watch(child):
     os.close(fd)
 
 
+def say(what):
+    with contextlib.suppress(OSError):  # nobody may read any more
+        os.write(1, (json.dumps(what) + "\n").encode())
+
+
 def run():
     folder = tempfile.mkdtemp(prefix="furlong-run-", dir="/tmp")  # short: sockets lie below it
     code, why = None, ""
+    say({"folder": folder})
     try:
         line = b""
         while not line.endswith(b"\n"):
@@ -122,8 +129,7 @@ def run():
         why = f"{type(e).__name__}: {e}"
     finally:
         sweep(folder)
-        with contextlib.suppress(OSError):
-            os.write(1, (json.dumps({"ended": code, "why": why}) + "\n").encode())
+        say({"ended": code, "why": why})
 
 
 def main():

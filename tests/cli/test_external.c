@@ -48,7 +48,7 @@ static void files(void **state)
     bool start = false;
 
     (void)state;
-    t_int_eq(external_n_files, 3);
+    t_int_eq(external_n_files, 4);
     for (size_t i = 0; i < external_n_files; i++) {
         t_true(external_files[i].len > 100 && external_files[i].data);
         start |= strcmp(external_files[i].name, "external_ray/start") == 0 && external_files[i].mode == 0755;

@@ -254,7 +254,42 @@ static void h_stream(void *arg, struct http_req *req)
         pour(w, req);
 }
 
+/* A socket that says a little, a lot, and then ends as the path asks: properly, with an error, or not at all. */
+static void ws_gone(void *arg, struct http_ws *ws)
+{
+    (void)arg;
+    (void)ws;
+}
+
+static void ws_more(void *arg, struct http_ws *ws)
+{
+    (void)arg;
+    (void)ws;
+}
+
+static void h_socket(void *arg, struct http_req *req)
+{
+    static const struct http_ws_user user = { .more = ws_more, .gone = ws_gone };
+    const char *how = http_req_param(req, "how");
+    bool close = strcmp(how, "close") == 0, fail = strcmp(how, "fail") == 0;
+    static char much[200000];
+    struct http_ws *ws;
+    struct fl_err err = { 0 };
+
+    if (http_ws_accept(req, &user, arg, &ws, &err) != FL_OK) {
+        http_reply_fail(req, &err);
+        return;
+    }
+    memset(much, 'y', sizeof(much));
+    t_ok(http_ws_text(ws, (struct fl_bytes){ "one\n", 4 }, &err), &err);
+    t_ok(http_ws_text(ws, (struct fl_bytes){ much, sizeof(much) }, &err), &err);
+    t_ok(http_ws_text(ws, (struct fl_bytes){ "\xc3\xa9 end", 6 }, &err), &err);
+    if (close || fail)
+        http_ws_close(ws, close ? 1000 : 1011);
+}
+
 static const struct http_route routes[] = {
+    { "GET", "/socket/{how}", h_socket, 0, false },
     { NULL, "/echo", h_echo, 0, false },         { "GET", "/echo/{id}/x", h_echo, 0, false },
     { "POST", "/big", h_echo, 20 << 20, false }, { "GET", "/keep", h_keep, 0, false },
     { "POST", "/json", h_json, 0, false },       { "GET", "/stream", h_stream, 0, false },
@@ -1048,6 +1083,125 @@ static void says_what_is_wrong_with_tls(void **state)
     t_cert_free(&named_cert);
 }
 
+/* ---- a socket that is read to its end */
+
+struct heard {
+    char text[200100];
+    size_t len;
+    int stop; /* is made readable when all of it is there; -1: nobody stops */
+    size_t stop_at;
+    enum fl_status answer;
+};
+
+static enum fl_status on_heard(void *arg, unsigned status, struct fl_bytes piece)
+{
+    struct heard *h = arg;
+
+    t_int_eq(status, 101);
+    t_true(h->len + piece.len < sizeof(h->text));
+    memcpy(h->text + h->len, piece.data, piece.len);
+    h->len += piece.len;
+    if (h->stop >= 0 && h->len >= h->stop_at)
+        t_true(write(h->stop, "x", 1) == 1);
+    return h->answer;
+}
+
+static void reads_sockets(void **state)
+{
+    static const char *const headers[] = { "Authorization: Bearer x", NULL };
+    enum { ALL = 4 + 200000 + 6 };
+    static const struct {
+        const char *name, *path;
+        enum fl_status answer, wanted;
+        bool stop;
+        size_t len;
+        const char *text;
+    } rows[] = {
+        { "to its end", "/socket/close", FL_OK, FL_OK, false, ALL, "" },
+        { "closed with an error", "/socket/fail", FL_OK, FL_UNREACHABLE, false, ALL, "code 1011" },
+        { "stopped from outside", "/socket/stay", FL_OK, FL_CANCELLED, true, ALL, "stopped" },
+        { "ended by who reads", "/socket/stay", FL_EXHAUSTED, FL_EXHAUSTED, false, 0, "ended" },
+        { "no such path", "/none", FL_OK, FL_NOT_FOUND, false, 0, "404" },
+        { "no socket there", "/echo", FL_OK, FL_INVALID, false, 0, "answered 200" },
+    };
+    struct web w = { 0 };
+    pthread_t t;
+
+    (void)state;
+    web_open(&w);
+    t_true(pthread_create(&t, NULL, serve_thread, &w) == 0);
+    for (unsigned i = 0; i < FL_LEN(rows); i++) {
+        struct heard *h = calloc(1, sizeof(*h));
+        struct fl_err err = { 0 };
+        char url[100];
+        int fds[2];
+
+        t_true(h && pipe(fds) == 0);
+        snprintf(url, sizeof(url), "%s%s", w.url, rows[i].path);
+        *h = (struct heard){ .stop = rows[i].stop ? fds[1] : -1, .stop_at = ALL, .answer = rows[i].answer };
+        struct http_ask ask = { .url = url, .headers = headers, .piece = on_heard, .arg = h };
+
+        t_int_eq(http_ws_read(&ask, fds[0], &err), rows[i].wanted, "%s: %s", rows[i].name, err.text);
+        t_has(err.text, rows[i].text);
+        if (rows[i].len)
+            t_int_eq(h->len, rows[i].len, "%s", rows[i].name);
+        t_true(!rows[i].len || (memcmp(h->text, "one\nyyy", 7) == 0 && memcmp(h->text + ALL - 6, "\xc3\xa9 end", 6) == 0), "%s", rows[i].name);
+        close(fds[0]);
+        close(fds[1]);
+        free(h);
+    }
+    struct fl_err err = { 0 };
+
+    t_refused(http_ws_read(&(struct http_ask){ .url = "http://127.0.0.1:1/x", .piece = on_heard }, -1, &err), FL_UNREACHABLE, &err);
+    t_refused(http_ws_read(&(struct http_ask){ .url = "ftp://127.0.0.1:1/x", .piece = on_heard }, -1, &err), FL_INVALID, &err);
+    fl_loop_stop(w.loop);
+    pthread_join(t, NULL);
+    web_close(&w);
+}
+
+/* What answers instead of a head, byte by byte: nothing of it is taken for a socket. */
+static void *garbage_thread(void *arg)
+{
+    int fd = *(int *)arg;
+
+    for (;;) {
+        static const char *const says[] = { "HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: no\r\n\r\n", "SSH-2.0\r\n\r\n", "" };
+        static unsigned n;
+        char buf[2048];
+        int c = accept(fd, NULL, NULL);
+
+        if (c < 0)
+            return NULL;
+        (void)!recv(c, buf, sizeof(buf), 0);
+        (void)!send(c, says[n % 3], strlen(says[n % 3]), MSG_NOSIGNAL);
+        n++;
+        close(c);
+    }
+}
+
+static void reads_no_garbage(void **state)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t len = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    char url[64];
+    pthread_t t;
+
+    (void)state;
+    t_true(fd >= 0 && bind(fd, (struct sockaddr *)&at, len) == 0 && listen(fd, 4) == 0 && getsockname(fd, (struct sockaddr *)&at, &len) == 0);
+    t_true(pthread_create(&t, NULL, garbage_thread, &fd) == 0);
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u/x", ntohs(at.sin_port));
+    for (unsigned i = 0; i < 3; i++) {
+        struct fl_err err = { 0 };
+        enum fl_status st = http_ws_read(&(struct http_ask){ .url = url, .piece = on_heard }, -1, &err);
+
+        t_int_eq(st, i == 2 ? FL_UNREACHABLE : FL_CORRUPT, "%u: %s", i, err.text);
+    }
+    shutdown(fd, SHUT_RDWR);
+    pthread_join(t, NULL);
+    close(fd);
+}
+
 int main(void)
 {
 #define BOTH(test)                                                                                 \
@@ -1075,6 +1229,23 @@ int main(void)
         BOTH(every_fault_ends_well),
         BOTH(fetches),
         cmocka_unit_test(says_what_is_wrong_with_tls),
+        cmocka_unit_test(answers),
+        cmocka_unit_test(refuses),
+        cmocka_unit_test(asks_for_the_token),
+        cmocka_unit_test(answers_later),
+        cmocka_unit_test(tells_when_the_client_left),
+        cmocka_unit_test(ends_with_requests_that_wait),
+        cmocka_unit_test(streams_with_back_pressure),
+        cmocka_unit_test(streams_as_it_comes),
+        cmocka_unit_test(ends_with_a_stream_open),
+        cmocka_unit_test(bounds_bodies),
+        cmocka_unit_test(survives_garbage),
+        cmocka_unit_test(gives_up_on_the_slow),
+        cmocka_unit_test(says_who_has_the_port),
+        cmocka_unit_test(every_fault_ends_well),
+        cmocka_unit_test(fetches),
+        cmocka_unit_test(reads_sockets),
+        cmocka_unit_test(reads_no_garbage),
     };
 
     t_cert_make(&ca, "ca", NULL, NULL, 0, 2);

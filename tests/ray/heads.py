@@ -35,19 +35,25 @@ def free_ports(n):
     return out
 
 
-def need_ray():
+def why_none():
+    """None: a real Ray is there now. Else why it cannot be had."""
     if os.path.exists(PYTHON) and subprocess.run([PYTHON, "-c", "import ray, aiohttp"], capture_output=True).returncode == 0:
-        return
+        return None
     try:
         os.makedirs(os.path.dirname(RAYENV), exist_ok=True)
         subprocess.run([sys.executable, "-m", "venv", RAYENV], check=True, capture_output=True, timeout=120)
         p = subprocess.run([PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "ray[default]"], capture_output=True,
                            text=True, timeout=900)
     except (subprocess.SubprocessError, OSError) as e:
-        skip(f"no virtual environment with Ray can be made here: {e}")
-    if p.returncode:
-        lines = p.stderr.strip().splitlines()
-        skip(f"Ray cannot be had from PyPI: {lines[-1] if lines else 'pip said nothing'}")
+        return f"no virtual environment with Ray can be made here: {e}"
+    lines = p.stderr.strip().splitlines()
+    return f"Ray cannot be had from PyPI: {lines[-1] if lines else 'pip said nothing'}" if p.returncode else None
+
+
+def need_ray():
+    why = why_none()
+    if why:
+        skip(why)
 
 
 class Head:
