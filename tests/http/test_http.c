@@ -1139,7 +1139,7 @@ static void reads_sockets(void **state)
         t_true(h && pipe(fds) == 0);
         snprintf(url, sizeof(url), "%s%s", w.url, rows[i].path);
         *h = (struct heard){ .stop = rows[i].stop ? fds[1] : -1, .stop_at = ALL, .answer = rows[i].answer };
-        struct http_ask ask = { .url = url, .headers = headers, .piece = on_heard, .arg = h };
+        struct http_ask ask = { .url = url, .headers = headers, .ca_path = ca.cert, .piece = on_heard, .arg = h };
 
         t_int_eq(http_ws_read(&ask, fds[0], &err), rows[i].wanted, "%s: %s", rows[i].name, err.text);
         t_has(err.text, rows[i].text);
