@@ -555,12 +555,62 @@ static void remember(struct head *h, struct group *g, Fl__DecisionRec *d, enum f
 {
     struct fl_err e;
 
-    if (st != FL_OK && g->why[0] && strcmp(g->why, err->text) == 0)
+    size_t len = strlen(err->text);
+
+    if (st != FL_OK && len && strncmp(g->why, err->text, len) == 0)
         return; /* the same answer as before, for the same reason */
     d->status = st;
     d->text = must(strdup(st == FL_OK ? "" : err->text));
     if (head_record(h, REC_DECISION, d, NULL, &e) != FL_OK)
         fl_warn("decision is not written down, explain will not show it why=\"%s\"", e.text);
+}
+
+/* Jobs that hold some of it there, by name. */
+static void add_holders(struct head *h, const Fl__SnapNode *n, const char *resource, struct fl_str *out)
+{
+    enum { SHOWN = 3 };
+    const struct job *shown[SHOWN];
+    struct lease *l, *tmp;
+    size_t n_shown = 0, more = 0;
+
+    HASH_ITER (hh, h->leases, l, tmp) {
+        const struct job *j = job_of(h, &l->rec->job);
+        bool has = false, known = !j || !same_bytes(&l->rec->at->id, &n->who->id);
+
+        for (size_t i = 0; i < l->rec->n_amounts && !known; i++)
+            has |= strcmp(l->rec->amounts[i]->name, resource) == 0 && l->rec->amounts[i]->e4 > 0;
+        for (size_t i = 0; i < n_shown; i++)
+            known |= shown[i] == j;
+        if (known || !has)
+            continue;
+        more += n_shown == SHOWN;
+        if (n_shown < SHOWN)
+            shown[n_shown++] = j;
+    }
+    for (size_t i = 0; i < n_shown; i++)
+        fl_str_add(out, "%s%s", i ? ", " : " (held by ", shown[i]->rec->submission_id);
+    if (n_shown)
+        fl_str_add(out, more ? " and others)" : ")");
+}
+
+/* Which nodes could take a bundle and cannot now, what they lack, and who has it. */
+static void add_blockers(struct head *h, const Fl__DecisionRec *d, const struct placement_snapshot *snap,
+                         const struct placement_why *why, size_t n, struct fl_str *out)
+{
+    enum { SHOWN = 2 };
+    size_t blocked = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const struct placement_why *w = &why[i];
+
+        if (w->rule || w->has_e4 >= w->each_e4 || w->total_e4 < w->each_e4 || blocked++ >= SHOWN)
+            continue;
+        fl_str_add(out, "; node %s: %s %g wanted, %g free of %g", d->nodes[w->node]->name, snap->resources[w->resource],
+                   (double)w->each_e4 / PLACEMENT_ONE, (double)w->has_e4 / PLACEMENT_ONE, (double)w->total_e4 / PLACEMENT_ONE);
+        add_holders(h, d->nodes[w->node], snap->resources[w->resource], out);
+    }
+    if (blocked > SHOWN)
+        fl_str_add(out, "; and %zu more nodes", blocked - SHOWN);
 }
 
 /* Never: said at once. A driver's own resources may still come with another node, as Ray has it. */
@@ -598,6 +648,8 @@ void place_group(struct group *g)
     struct placement_plan *plan = NULL;
     struct fl_err err = { 0 };
     enum fl_status st = FL_OK;
+    char reason[sizeof(g->why)] = "";
+    struct fl_str text = FL_STR_ON(reason);
 
     if (by_flags)
         st = flags_to_ask(d, g->rec, &err);
@@ -605,10 +657,15 @@ void place_group(struct group *g)
         bundles_to_ask(d, g->rec);
     if (st == FL_OK) {
         struct snapshot *s = snapshot_of(d);
-        size_t n_why = 0;
+        size_t n_why = snapshot_view(s)->n_nodes;
+        struct placement_why *why = must(calloc(n_why + 1, sizeof(*why)));
 
-        st = placement_solve(snapshot_view(s), snapshot_request(s), &plan, NULL, &n_why, &err);
+        st = placement_solve(snapshot_view(s), snapshot_request(s), &plan, why, &n_why, &err);
         remember(h, g, d, st, &err);
+        fl_str_add(&text, "%s", err.text);
+        if (st == FL_EXHAUSTED)
+            add_blockers(h, d, snapshot_view(s), why, n_why, &text);
+        free(why);
         if (st == FL_OK) {
             st = begin(g, d, s, plan, &err);
             if (st != FL_OK)
@@ -620,7 +677,9 @@ void place_group(struct group *g)
     decision_free(d);
     if (st == FL_OK)
         return;
-    snprintf(g->why, sizeof(g->why), "%s", err.text);
+    if (st == FL_EXHAUSTED && g->asks && strcmp(g->why, reason) != 0)
+        joblog_note(g->job, "the placement group waits: %s", reason);
+    snprintf(g->why, sizeof(g->why), "%s", text.len ? reason : err.text);
     g->never = st == FL_INVALID;
     g->tried = h->resources;
     if (st == FL_INVALID && by_flags && !node_away(h))

@@ -59,6 +59,7 @@ static struct placement_why explain_node(const struct room *r, const struct room
     w.asked_e4 = asked_of(f, w.resource);
     w.has_e4 = room_has(r, node, w.resource);
     w.total_e4 = empty ? room_has(empty, node, w.resource) : 0;
+    w.each_e4 = bundle_wants(b, w.resource);
     if (f->req->strategy == PLACEMENT_STRICT_SPREAD && room_fits(r, node, b))
         w.rule = "has room for one, and one a node is not enough";
     else if (w.has_e4 >= bundle_wants(b, w.resource) && !room_fits(r, node, b))
@@ -170,6 +171,15 @@ static enum fl_status say_scarce(const struct room *r, const struct room *empty,
                    snap->n_nodes, s, list);
 }
 
+static bool blocked(const struct room *free, const struct room *empty, size_t node,
+                    const struct failed *f)
+{
+    const char *label;
+
+    return !room_rule(free, node, f->kind->bundle, &label) &&
+           room_fits(empty, node, f->kind->bundle) > room_fits(free, node, f->kind->bundle);
+}
+
 enum fl_status explain_text(const struct room *free, const struct room *empty,
                             const struct failed *f, bool never, struct fl_err *err)
 {
@@ -187,6 +197,11 @@ enum fl_status explain_text(const struct room *free, const struct room *empty,
         return say_scarce(r, empty, f, k, never, err);
     for (size_t i = 0; i < snap->n_nodes; i++)
         usable += !room_rule(r, i, f->kind->bundle, &label);
+    /* where a node could take one, but not now, the caller has its line, and says who is in the way */
+    for (size_t i = 0; i < snap->n_nodes && !never; i++)
+        if (blocked(r, empty, i, f))
+            return fl_fail(err, st, "%s: %u of %zu bundles have no node (%zu of %zu may be used)", start,
+                           f->kind->n, f->req->n_bundles, usable, snap->n_nodes);
     struct placement_why w = explain_node(r, empty, 0, f);
     struct fl_str line = FL_STR_HEAP(160);
 

@@ -55,6 +55,7 @@ struct placement_why {
     uint32_t node;
     uint16_t resource;
     int64_t asked_e4, has_e4, total_e4; /* asked by the whole request; free, and in all, on the node */
+    int64_t each_e4; /* asked by one of the bundles that found no node */
     const char *rule;  /* which rule said no, when it was not an amount; a static text */
     const char *label; /* the request's key, when the rule is about a label; else NULL  */
 };

@@ -108,6 +108,7 @@ static const struct fl_opt run_opts[] = {
     WORD("train-backend", train_backend, "builtin|fsdp|megatron|torchtitan", "builtin", "all but builtin need --trainer-cmd"),
     INT("max-running-requests", max_running_requests, "N", "256", 1, 1 << 16, "sequences that one engine decodes at a time"),
     INT("max-restarts", max_restarts, "N", "3", 0, 1000, "of one worker"),
+    REAL("place-timeout", place_timeout_s, "SECONDS", "0", 0, 4e6, "wait so long for devices that others hold, then fail and say who; 0: as long as it takes"),
     REAL("start-timeout", start_timeout_s, "SECONDS", "300", 0.1, 86400, "for all workers of a role to join"),
     REAL("silence-timeout", silence_timeout_s, "SECONDS", "600", 1, 864000, "a worker that is busy and says nothing for so long has failed"),
     SWITCH("ci-test", ci_test, false, NULL, "stop when trainer and engine disagree: log probabilities before the first step, digests always"),

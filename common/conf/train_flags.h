@@ -40,7 +40,7 @@ struct train_flags {
     /* run */
     const char *run_dir, *save, *load, *trainer_cmd, *rollout_cmd, *train_backend;
     int64_t save_interval, save_keep, max_restarts, train_threads, max_running_requests;
-    double start_timeout_s, silence_timeout_s;
+    double place_timeout_s, start_timeout_s, silence_timeout_s;
     bool ci_test;
 
     /* resolved */

@@ -51,7 +51,7 @@ static struct seen { /* device memory of this process, whichever struct gpu it w
     struct seen *next;
     uint64_t addr, bytes;
     size_t device;
-    bool handle;
+    int fd; /* of a plain allocation, which has a handle; -1 */
 } *seen;
 
 static enum fl_status fake_open(const char *uuid, struct gpu **out, struct fl_err *err)
@@ -137,14 +137,14 @@ static void give_back(struct gpu *g, uint64_t bytes)
         fake_give(g->device, bytes);
 }
 
-static void note_seen(const struct gpu *g, uint64_t addr, uint64_t bytes, bool handle)
+static void note_seen(const struct gpu *g, uint64_t addr, uint64_t bytes, int fd)
 {
     struct seen *n = g->counted ? malloc(sizeof(*n)) : NULL;
 
     if (!n) /* without a note it is taken for the host's */
         return;
     pthread_mutex_lock(&lock);
-    *n = (struct seen){ seen, addr, bytes, g->device, handle };
+    *n = (struct seen){ seen, addr, bytes, g->device, fd };
     seen = n;
     pthread_mutex_unlock(&lock);
 }
@@ -177,7 +177,7 @@ static enum fl_status fake_where(uint64_t addr, struct gpu_where *out, struct fl
             continue;
         info = fake_describe(n->device);
         *out = (struct gpu_where){ .start = n->addr, .bytes = n->bytes };
-        out->handle = n->handle && info.legacy_ipc;
+        out->handle = n->fd >= 0 && info.legacy_ipc;
         memcpy(out->uuid, info.uuid, sizeof(out->uuid));
         st = FL_OK;
     }
@@ -306,7 +306,7 @@ static enum fl_status fake_map(struct gpu *g, uint64_t addr, const struct gpu_ch
 {
     FL_TRY(map_pages((void *)(uintptr_t)addr, c->bytes, chunk_fd(c),
                      PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, &addr, err));
-    note_seen(g, addr, c->bytes, false);
+    note_seen(g, addr, c->bytes, -1);
     (void)madvise((void *)(uintptr_t)addr, c->bytes, MADV_HUGEPAGE); /* a wish */
     return FL_OK;
 }
@@ -362,7 +362,7 @@ static enum fl_status fake_alloc(struct gpu *g, uint64_t bytes, uint64_t *addr, 
     if (st == FL_OK) {
         st = add_block(g, at, bytes, fd, err);
         if (st == FL_OK) {
-            note_seen(g, at, bytes, true);
+            note_seen(g, at, bytes, fd);
             *addr = at;
             return FL_OK;
         }
@@ -373,27 +373,25 @@ static enum fl_status fake_alloc(struct gpu *g, uint64_t bytes, uint64_t *addr, 
     return st;
 }
 
-static const struct block *block_of(const struct gpu *g, uint64_t addr)
-{
-    const struct block *b = g->blocks;
-
-    while (b && (addr < b->addr || addr >= b->addr + b->bytes))
-        b = b->next;
-    return b;
-}
-
+/* Of any device's allocation in this process, as the driver's. */
 static enum fl_status fake_ipc_get(struct gpu *g, uint64_t addr, struct gpu_handle *out,
                                    uint64_t *off, struct fl_err *err)
 {
-    const struct block *b = block_of(g, addr);
-    struct ticket t = { .pid = getpid(), .fd = b ? b->fd : -1, .bytes = b ? b->bytes : 0 };
+    struct ticket t = { .pid = getpid(), .fd = -1 };
 
-    if (!b || b->fd < 0 || !g->info.legacy_ipc)
+    pthread_mutex_lock(&lock);
+    for (const struct seen *n = seen; n && g->info.legacy_ipc && t.fd < 0; n = n->next)
+        if (addr >= n->addr && addr < n->addr + n->bytes && n->fd >= 0) {
+            t.fd = n->fd;
+            t.bytes = n->bytes;
+            *off = addr - n->addr;
+        }
+    pthread_mutex_unlock(&lock);
+    if (t.fd < 0)
         return fl_fail(err, FL_UNSUPPORTED, "memory at %#llx has no IPC handle",
                        (unsigned long long)addr);
     memset(out, 0, sizeof(*out));
     memcpy(out->b, &t, sizeof(t));
-    *off = addr - b->addr;
     return FL_OK;
 }
 
@@ -417,7 +415,7 @@ static enum fl_status fake_ipc_open(struct gpu *g, const struct gpu_handle *h, u
     if (st == FL_OK)
         st = add_block(g, at, t.bytes, -1, err);
     if (st == FL_OK) {
-        note_seen(g, at, t.bytes, false);
+        note_seen(g, at, t.bytes, -1);
         *addr = at;
     }
     return st;

@@ -54,5 +54,6 @@ enum fl_method {
     FL_XFER_GRANT = 265,     /* XferGrant -> XferReport                 */
     FL_XFER_KEY = 266,       /* XferKey -> XferKeyIs + descriptors      */
     FL_XFER_CHECK = 267,     /* XferCheck + segments -> digests         */
+    FL_XFER_STAGE = 268,     /* XferStage -> XferStaged                 */
     FL_XFER_LAST = 319
 };

@@ -16,7 +16,8 @@ struct furlong_flag {
 /* Ask the head for room for all roles that the flags describe (Miles' words), and reserve it.
  *
  * FL_INVALID    can never fit, or the flags contradict each other; err names the flag or the reason
- * FL_EXHAUSTED  not now; err says what is missing */
+ * FL_EXHAUSTED  not now; err says what is missing, where, and who has it. Waited for as long as the
+ *               flag place-timeout says, in seconds; without it for as long as it takes */
 enum fl_status furlong_place(struct furlong *f, const struct furlong_flag *flags, size_t n,
                              struct furlong_layout **out, struct fl_err *err);
 void furlong_layout_print(const struct furlong_layout *y, int fd);

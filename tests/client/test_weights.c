@@ -24,6 +24,7 @@ struct seen {
     long kib;
     unsigned pauses;
     int fds;
+    char at[24]; /* where the first tensor is read */
 };
 
 static struct furlong_group *launch(struct plane *p, const char *role, const char *play,
@@ -84,9 +85,9 @@ static struct seen look_how(struct plane *p, uint32_t engine, const char *method
     t_ok(furlong_ask(furlong_group_peer(p->engines, engine), 0, method, NULL, 10000, &a, &err),
          &err);
     memcpy(text, a.body, a.body_bytes);
-    t_int_eq(sscanf(text, "%lld %15s %23s %15s %ld %u %d", &s.version, s.verdict, s.digest,
-                    s.paused, &s.kib, &s.pauses, &s.fds),
-             7, "%s", text);
+    t_int_eq(sscanf(text, "%lld %15s %23s %15s %ld %u %d %23s", &s.version, s.verdict, s.digest,
+                    s.paused, &s.kib, &s.pauses, &s.fds, s.at),
+             8, "%s", text);
     furlong_answer_free(&a);
     return s;
 }
@@ -169,6 +170,94 @@ static void each_mode_brings_the_bytes(void **state)
         (void)snprintf(digest, sizeof(digest), "%s", look(&p, 0).digest);
         plane_end(&p);
     }
+}
+
+/* ---- on devices
+ * -------------------------------------------------------------------------------------------- */
+static struct furlong_report update_by(struct plane *p, uint64_t version, const char *mode,
+                                       uint64_t bucket_bytes)
+{
+    struct furlong_update how = { .version = version,
+                                  .set = "policy",
+                                  .mode = mode,
+                                  .budget_ms = 20000,
+                                  .bucket_bytes = bucket_bytes,
+                                  .dir = strcmp(mode, "disk-delta") == 0 ? folder : NULL };
+    struct furlong_report r = { 0 };
+    struct fl_err err;
+
+    t_ok(furlong_update(p->trainers, p->engines, &how, &r, &err), &err);
+    t_int_eq(r.committed, furlong_group_size(p->engines), "%s", r.first_behind.text);
+    return r;
+}
+
+/* The trainer's tensors stay the trainer's: wherever they lie, the same bytes arrive in every mode.
+ */
+static void tensors_are_given_where_they_lie(void **state)
+{
+    static const char *const lies[] = { "LIES=arena", "LIES=plain", "LIES=pool" };
+    static const char *const modes[] = { "copy", "auto", "p2p", "broadcast", "disk-delta" };
+    char digest[24] = "";
+
+    (void)state;
+    if (!getenv("ON_DEVICE"))
+        skip();
+    for (size_t i = 0; i < FL_LEN(lies); i++) {
+        struct plane p = plane_make(1, 2, lies[i], NULL);
+
+        for (uint64_t v = 0; v < FL_LEN(modes); v++) {
+            if (v)
+                write_version(&p, v);
+            update_by(&p, v, modes[v], 64 << 10); /* several buckets: halves take turns */
+            serves(&p, 0, (long long)v);
+            serves(&p, 1, (long long)v);
+        }
+        t_true(!*digest || strcmp(digest, look(&p, 0).digest) == 0, "%s: another digest", lies[i]);
+        (void)snprintf(digest, sizeof(digest), "%s", look(&p, 0).digest);
+        plane_end(&p);
+    }
+}
+
+/* Memory that a container shows to nobody: through the host, and said so. */
+static void what_cannot_be_shown_goes_through_the_host(void **state)
+{
+    struct plane p;
+
+    (void)state;
+    if (!getenv("ON_DEVICE"))
+        skip();
+    p = plane_make(1, 2, "FURLONG_FAULT=link.ipc.share:1=fail", NULL);
+    for (uint64_t v = 0; v < 3; v++) {
+        if (v)
+            write_version(&p, v);
+        update_by(&p, v, "copy", 64 << 10);
+        serves(&p, 0, (long long)v);
+        serves(&p, 1, (long long)v);
+    }
+    plane_end(&p);
+}
+
+/* An engine with captured graphs: what it reads stays where it was, in whichever mode. */
+static void captured_graphs_read_where_they_did(void **state)
+{
+    static const char *const modes[] = { "copy", "copy", "share", "share", "copy", "share" };
+    struct plane p;
+    char at[24] = "";
+
+    (void)state;
+    if (!getenv("ON_DEVICE"))
+        skip();
+    p = plane_make(1, 1, NULL, "FIXED=1");
+    for (uint64_t v = 0; v < FL_LEN(modes); v++) {
+        if (v)
+            write_version(&p, v);
+        update_by(&p, v, modes[v], 0);
+        serves(&p, 0, (long long)v);
+        t_true(v == 0 || strcmp(at, look(&p, 0).at) == 0, "version %u is read elsewhere",
+               (unsigned)v);
+        (void)snprintf(at, sizeof(at), "%s", look(&p, 0).at);
+    }
+    plane_end(&p);
 }
 
 /* ---- failures ------------------------------------------------------------------------------- */
@@ -343,7 +432,8 @@ static void an_engine_that_never_accepts_is_named(void **state)
     plane_end(&l.p);
 }
 
-/* Of several, those that are ready by half the time are enough; the other is filled once it accepts. */
+/* Of several, those that are ready by half the time are enough; the other is filled once it
+ * accepts. */
 static void an_update_goes_on_without_one_that_loads(void **state)
 {
     struct loading l = loading_make(2, true);
@@ -437,6 +527,9 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mode_brings_the_bytes),
+        cmocka_unit_test(tensors_are_given_where_they_lie),
+        cmocka_unit_test(what_cannot_be_shown_goes_through_the_host),
+        cmocka_unit_test(captured_graphs_read_where_they_did),
         cmocka_unit_test(an_engine_that_comes_back_is_filled),
         cmocka_unit_test(an_engine_that_dies_in_an_update_is_left_behind),
         cmocka_unit_test(trainers_that_restart_go_on),

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <furlong/torch.h>
+
 #include "common/gpu/gpu.h"
 #include "tests/t.h"
 
@@ -90,6 +92,39 @@ static const char *device_wanted(void)
     return all[0].uuid;
 }
 
+/* As PyTorch's default allocator, and as its expandable segments. */
+static void *foreign(const char *how, uint64_t bytes)
+{
+    static struct gpu *g;
+    const struct gpu_ops *gpu;
+    struct gpu_chunk c;
+    uint64_t at = 0, whole = (bytes + (2 << 20) - 1) & ~(uint64_t)((2 << 20) - 1);
+
+    if (gpu_pick(&gpu, NULL) != FL_OK || (!g && gpu->open(device_wanted(), &g, NULL) != FL_OK))
+        return NULL;
+    if (strcmp(how, "plain") == 0)
+        return gpu->alloc(g, bytes, &at, NULL) == FL_OK ? (void *)(uintptr_t)at : NULL;
+    if (gpu->chunk_create(g, whole, &c, NULL) != FL_OK ||
+        gpu->reserve(g, whole, &at, NULL) != FL_OK || gpu->map(g, at, &c, true, NULL) != FL_OK)
+        return NULL;
+    return (void *)(uintptr_t)at;
+}
+
+static bool lies(struct furlong_tensor *t)
+{
+    const char *how = getenv("LIES");
+
+    for (unsigned i = 0; how && i < TENSORS; i++) {
+        uint64_t bytes = t[i].shape[0] * row_bytes(i);
+
+        t[i].data = strcmp(how, "arena") == 0 ? furlong_torch_alloc_weights((ssize_t)bytes, 0, NULL)
+                                              : foreign(how, bytes);
+        if (!t[i].data)
+            abort();
+    }
+    return how != NULL;
+}
+
 int play_trainer(void)
 {
     struct furlong_tensor t[TENSORS];
@@ -103,6 +138,7 @@ int play_trainer(void)
     if (furlong_join(FURLONG_ABI, &f, &err) != FL_OK)
         return complain("join", &err);
     tensors(t, furlong_seat(f)->rank, furlong_seat(f)->world, NULL);
+    o.in_place = lies(t);
     if (furlong_weights_offer(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
         return complain("offer", &err);
     write_all(w, t, 0);
@@ -164,9 +200,9 @@ static void answer_check(struct furlong_call *c, bool count_fds, const struct fu
     uint64_t digest[2], version = furlong_weights_version(w, digest);
     char text[128];
     int n =
-        snprintf(text, sizeof(text), "%lld %s %016llx %s %ld %u %d", (long long)version,
+        snprintf(text, sizeof(text), "%lld %s %016llx %s %ld %u %d %p", (long long)version,
                  verdict(w, version), (unsigned long long)digest[0], paused ? "paused" : "running",
-                 resident_kib(), pauses, count_fds ? t_open_fds() : 0);
+                 resident_kib(), pauses, count_fds ? t_open_fds() : 0, furlong_weights_data(w, 0));
 
     furlong_reply(c, text, (size_t)n);
 }

@@ -3,9 +3,12 @@
  * ON_DEVICE in the environment: the weights lie on the first device, a fake, whose memory is read and
  * written here as the host's is
  *
+ * LIES=arena|plain|pool: the trainer gives its tensors where they lie: in the arena, in memory that has an IPC
+ * handle, in memory that no other process can map
+ *
  * trainer: "write" body uint64 version: begin, write the pattern, publish
- * engine:  "check": body "VERSION ok|wrong|none DIGEST0 paused|running resident-KiB pauses descriptors"; the last one
- *          is 0 unless asked by "check_fds"
+ * engine:  "check": body "VERSION ok|wrong|none DIGEST0 paused|running resident-KiB pauses descriptors address"; descriptors:
+ *          0 unless asked by "check_fds"
  *          LOADS=[+]FIFO: between join and accept it (+: the last rank alone) waits until somebody has opened and
  * closed the other end
  *          DIE_AT=VERSION in the environment: kills itself when that version is to be committed,

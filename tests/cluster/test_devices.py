@@ -110,6 +110,72 @@ def p32_a_program_that_takes_another_device():
         s.end()
 
 
+def join(p, name, *args):
+    p.furlong("start", f"--address={p.info('h')[0]['address']}", f"--node-name={name}", f"--state-dir={p.root}/{name}", *args, check=0)
+
+
+def p33_helpers_came_first():
+    """Three nodes of one device and one core: a helper has a core, so nothing is reserved, and who is in the way is said."""
+    with place() as p:
+        p.start_head("--num-gpus=0", "--num-cpus=1", "--node-name=n1")
+        for n in ("n2", "n3", "n4"):
+            join(p, n, "--num-gpus=1", "--num-cpus=1", '--resources={"place": 1}')
+        os.mkfifo(f"{p.root}/fifo")
+        p.furlong("job", "submit", "--submission-id=helper", "--no-wait", "--entrypoint-num-cpus=1", '--entrypoint-resources={"place": 1}',
+                      "--", "sh", "-c", f"read x < {p.root}/fifo", check=0)
+        where = wait_for("the helper's place", lambda: p.furlong("list", "leases", "--json").json())[0]["node"]
+        flags = ["--actor-num-nodes=3", "--actor-num-gpus-per-node=1", "--colocate=true"]
+        blocker = f"node {where}: CPU 1 wanted, 0 free of 1 (held by helper)"
+        code, said = refused(p, *flags, "--place-timeout=0.2")
+        assert code == 1 and blocker in said, said
+        assert [x["job"] for x in p.furlong("list", "leases", "--json").json()] == ["helper"], "nothing is kept of it"
+        s = Seats(p, *flags, launch=("trainer",))
+        wait_for("the reason in its log", lambda: "the placement group waits: not now: " in s.said() and blocker in s.said())
+        with open(f"{p.root}/fifo", "w", encoding="utf-8"):
+            pass
+        assert len(s.up()) == 3, s.said()
+        s.end()
+
+
+def p35_cores_are_short():
+    with place() as p:
+        p.start_head("--num-gpus=8", "--num-cpus=16")
+        p.furlong("job", "submit", "--no-wait", "--entrypoint-num-gpus=6", "--entrypoint-num-cpus=60", "--", "true", check=0)
+        why = wait_for("a reason", lambda: p.furlong("status", "--json").json()["waiting"])[0]["why"]
+        assert why.startswith("can never fit: 60 CPU asked, 1 node has 16 ("), why
+
+
+def p39_a_quota_of_cores_and_memory():
+    base = "/sys/fs/cgroup"
+    unified = os.path.exists(f"{base}/cgroup.controllers")
+    limits = {"cpu": [("cpu.max", "150000 100000")], "memory": [("memory.max", str(3 << 30))]} if unified else \
+        {"cpu": [("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "150000")], "memory": [("memory.limit_in_bytes", str(3 << 30))]}
+    name, made = f"furlong-test-{os.getpid()}", []
+    with place() as p:
+        try:
+            for controller, files in limits.items():
+                d = f"{base}/{name}" if unified else f"{base}/{controller}/{name}"
+                if d not in made:
+                    os.mkdir(d)
+                    made.append(d)
+                for file, text in files:
+                    with open(f"{d}/{file}", "w", encoding="ascii") as f:
+                        f.write(text)
+            enter = "; ".join(f"echo $$ > {d}/cgroup.procs" for d in made)
+            p.argv = lambda args: ["sh", "-c", f'{enter}; exec "$0" "$@"', f"{harness.BIN}/{args[0]}", *map(str, args[1:])]
+            p.start_head("--num-gpus=0")
+        except OSError as e:
+            raise harness.Skip(f"no cgroup of one's own here: {e}") from None
+        else:
+            r = p.furlong("list", "nodes", "--json").json()[0]["resources"]
+            assert (r["CPU"]["total"], r["memory"]["total"]) == (min(1.5, os.cpu_count()), 3 << 30), r
+        finally:
+            p.end()
+            for d in made:
+                wait_for(f"{d} empty", lambda d=d: not open(f"{d}/cgroup.procs", encoding="ascii").read())
+                os.rmdir(d)
+
+
 def p38_status_says_who_has_a_device():
     with place() as p:
         p.start_head(env={**fakes(p, 1), **HELD})

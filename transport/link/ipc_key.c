@@ -62,6 +62,8 @@ enum fl_status ipc_share(struct link *base, const struct link_mem *mine, struct 
     struct fl_err why = { 0 };
     enum fl_status st;
 
+    if (FL_FAULT("link.ipc.share"))
+        return fl_fail(err, FL_UNSUPPORTED, "fault link.ipc.share");
     if (k->state == IPC_OPENING)
         return fl_fail(err, FL_AGAIN, "cuda_ipc: the link is not open yet");
     if (k->state != IPC_OPEN || !pages)

@@ -564,13 +564,31 @@ static enum fl_status plan_again(struct xfer_coord *c, const struct xfer_plan_in
     return FL_OK;
 }
 
+/* Between two slots on one device auto may share: nothing moves, and both sides go on meanwhile. In
+ * host memory it copies: engines there may hold on to what they were given. */
+static bool may_share(const struct xfer_coord *c)
+{
+    const char *device = NULL;
+
+    for (const struct co_member *m = c->members; m; m = m->next) {
+        if (!m->gives && !takes(m))
+            continue;
+        if (!m->st.place.gpu_uuid[0] || !m->st.place.vmm_fd ||
+            (device && strcmp(device, m->st.place.gpu_uuid) != 0) ||
+            (m->gives && (!m->source || m->st.n_slots != 2)))
+            return false;
+        device = m->st.place.gpu_uuid;
+    }
+    return device != NULL;
+}
+
 enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err)
 {
     struct xfer_plan_in in = { .mode = c->req.mode,
                                .slots = slots_of(c),
                                .bucket_bytes = c->o.bucket_bytes,
                                .spare_bytes = c->o.spare_bytes ? c->o.spare_bytes : XFER_NO_LIMIT,
-                               .may_share = c->o.may_share,
+                               .may_share = c->o.may_share || may_share(c),
                                .links = c->o.links,
                                .n_links = c->o.n_links };
     struct plan_room r;

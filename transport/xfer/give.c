@@ -209,7 +209,7 @@ static bool edges_quiet(const struct give *g)
     for (size_t i = 0; i < GIVE_RESCUES; i++)
         if (g->rescue[i] && g->rescue[i]->state != LINE_QUIET)
             return false;
-    return !g->in_work && !g->writing;
+    return !g->in_work && !g->writing && give_stage_quiet(g);
 }
 
 /* Called whenever something came back: when the epoch is ending and all is quiet, it has ended. */
@@ -224,6 +224,7 @@ void give_settle(struct give *g)
             give_line_keep(g, g->edges[i].line);
     for (size_t i = 0; i < GIVE_RESCUES; i++)
         line_destroy(FL_TAKE(g->rescue[i]));
+    give_stage_end(g);
     edges_free(g);
     g->active = g->ending = false;
     g->end_req = NULL;
@@ -235,6 +236,7 @@ void give_settle(struct give *g)
 static void edges_end(struct give *g, bool good)
 {
     g->ending = true;
+    give_stage_stop(g);
     for (size_t i = 0; i < GIVE_RESCUES; i++)
         if (g->rescue[i])
             line_abort(g->rescue[i]);

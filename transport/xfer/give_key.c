@@ -6,8 +6,8 @@
 #include "transport/link/dev.h"
 #include "transport/xfer/give_priv.h"
 
-static enum fl_status asked_now(const struct give *g, const Fl__XferEpoch *epoch,
-                                ProtobufCBinaryData plan, uint32_t mem, struct fl_err *err)
+enum fl_status give_asked_now(const struct give *g, const Fl__XferEpoch *epoch,
+                              ProtobufCBinaryData plan, uint32_t mem, struct fl_err *err)
 {
     struct xfer_epoch e = msg_read_epoch(epoch);
     uint64_t hash[2];
@@ -38,14 +38,17 @@ static void key_reply(struct give *g, struct call_req *req, const struct line *l
     Fl__XferVersion v;
     struct call_answer a = { 0 };
     struct fl_err err = { 0 };
+    bool stages = give_stages(g, mem, ln->ops);
 
     msg_version(&g->version, &v);
     r.id = key_id(g, ln, mem);
-    r.bytes = g->slot.mems[mem].bytes;
+    r.bytes = stages ? g->stage.area.bytes : g->slot.mems[mem].bytes;
     r.slot = g->slot.index;
     r.version = &v;
     r.has_passing = true;
-    r.passing = g->passing;
+    r.passing = g->passing || stages;
+    r.has_staged = stages;
+    r.staged = stages;
     if (key) {
         r.has_blob = true;
         r.blob = (ProtobufCBinaryData){ sizeof(key->blob), (uint8_t *)(uintptr_t)key->blob };
@@ -122,9 +125,10 @@ void give_key(struct give *g, struct call_req *req, const Fl__XferKey *k)
 {
     struct fl_err err = { 0 };
     struct link_key key = { 0 };
+    const struct link_mem *shown;
     struct line *ln;
 
-    if (asked_now(g, k->epoch, k->plan, k->mem, &err) != FL_OK) {
+    if (give_asked_now(g, k->epoch, k->plan, k->mem, &err) != FL_OK) {
         call_fail(req, &err);
         return;
     }
@@ -139,7 +143,10 @@ void give_key(struct give *g, struct call_req *req, const Fl__XferKey *k)
         }
     if (!ln && err.status == FL_OK)
         fl_fail(&err, FL_INVALID, "%s has no link open for edge %u", g->name, k->edge);
-    else if (ln && ln->ops->share(ln->k, &g->slot.mems[k->mem], &key, &err) == FL_OK) {
+    shown = &g->slot.mems[k->mem];
+    if (ln && give_stages(g, k->mem, ln->ops) && give_stage_area(g, &shown, &err) != FL_OK)
+        ln = NULL;
+    if (ln && ln->ops->share(ln->k, shown, &key, &err) == FL_OK) {
         key_reply(g, req, ln, k->mem, &key);
         return;
     }
@@ -200,7 +207,7 @@ void give_check(struct give *g, struct call_req *req, const Fl__XferCheck *c,
     struct give_work *w = NULL;
     struct fl_err err = { 0 };
 
-    if (asked_now(g, c->epoch, c->plan, c->mem, &err) != FL_OK) {
+    if (give_asked_now(g, c->epoch, c->plan, c->mem, &err) != FL_OK) {
         call_fail(req, &err);
         return;
     }

@@ -24,6 +24,15 @@ struct give_edge {
     struct give_send window[GIVE_WINDOW];
     struct fl_timer again;
 };
+/* Must that memory be staged for whoever pulls over ops? */
+bool give_stages(const struct give *g, uint32_t mem, const struct link_ops *ops);
+/* The staging buffer; made at first. */
+enum fl_status give_stage_area(struct give *g, const struct link_mem **out, struct fl_err *err);
+bool give_stage_quiet(const struct give *g);
+void give_stage_stop(struct give *g); /* the epoch ends: refuses who waits */
+void give_stage_end(struct give *g);  /* quiet: gives the buffer back */
+enum fl_status give_asked_now(const struct give *g, const Fl__XferEpoch *epoch, ProtobufCBinaryData plan,
+                              uint32_t mem, struct fl_err *err);
 void give_settle(struct give *g); /* something came back: the epoch may have ended */
 /* Lines kept from epoch to epoch, and those being made (give_line.c). */
 void give_line_keep(struct give *g, struct line *ln);

@@ -25,12 +25,14 @@ const struct call_method xfer_methods[XFER_N_METHODS] = {
     { FL_XFER_GRANT,     "xfer.grant",     port_serve, NULL, NULL },
     { FL_XFER_KEY,       "xfer.key",       port_serve, NULL, NULL },
     { FL_XFER_CHECK,     "xfer.check",     port_serve, NULL, NULL },
+    { FL_XFER_STAGE,     "xfer.stage",     port_serve, NULL, NULL },
 };
 static const ProtobufCMessageDescriptor *const bodies[XFER_N_METHODS] = { /* in the order of the methods */
     &fl__xfer_reconcile__descriptor, &fl__xfer_begin__descriptor,  &fl__xfer_wait__descriptor,
     &fl__xfer_verify__descriptor,    &fl__xfer_commit__descriptor, &fl__xfer_abort__descriptor,
     &fl__xfer_resume__descriptor,    &fl__xfer_end__descriptor,    &fl__xfer_watch__descriptor,
     &fl__xfer_grant__descriptor,     &fl__xfer_key__descriptor,    &fl__xfer_check__descriptor,
+    &fl__xfer_stage__descriptor,
 };
 /* clang-format on */
 

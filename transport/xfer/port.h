@@ -33,7 +33,7 @@ void xfer_port_destroy(struct xfer_port *p); /* after its sources and sinks; NUL
 
 /* All methods of the plane, for call_peer_create() with the port as service, or behind a service of
  * one's own that hands requests on to xfer_port_serve(). */
-enum { XFER_N_METHODS = 12 };
+enum { XFER_N_METHODS = 13 };
 extern const struct call_method xfer_methods[XFER_N_METHODS];
 bool xfer_method_is(uint16_t method);
 void xfer_port_serve(struct xfer_port *p, struct call_req *req, const struct wire_msg *m);

@@ -308,7 +308,7 @@ static void give_on_quiet(void *arg)
     sink_settle(arg);
 }
 
-static const struct give_user sink_gives = { give_slot_of, give_on_quiet, NULL };
+static const struct give_user sink_gives = { give_slot_of, give_on_quiet, NULL, NULL, NULL };
 
 /* ---- the engine's own calls ---- */
 

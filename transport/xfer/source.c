@@ -392,7 +392,23 @@ static void give_on_written(struct delta_writer *d, enum fl_status st, const str
     give_written(&s->give, st, d->dir, err);
 }
 
-static const struct give_user source_gives = { give_slot_of, give_on_quiet, give_write };
+static enum fl_status give_room(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err)
+{
+    struct xfer_source *s = arg;
+
+    return s->room ? s->room(s->arg, bytes, out, err)
+                   : fl_fail(err, FL_UNSUPPORTED, "%s stages nothing", s->me.name);
+}
+
+static void give_done_with(void *arg, struct link_mem *room)
+{
+    struct xfer_source *s = arg;
+
+    s->done_with(s->arg, room);
+}
+
+static const struct give_user source_gives = { give_slot_of, give_on_quiet, give_write, give_room,
+                                               give_done_with };
 
 /* ---- the coordinator's messages ---- */
 
@@ -522,6 +538,9 @@ static void source_serve(struct port_set *set, uint16_t method, struct call_req 
         break;
     case FL_XFER_CHECK:
         give_check(&s->give, req, p, m);
+        break;
+    case FL_XFER_STAGE:
+        give_stage_ask(&s->give, req, p);
         break;
     default:
         fl_fail(&err, FL_UNSUPPORTED, "%s gives weights and takes none", s->me.name);

@@ -92,6 +92,8 @@ void take_abort(struct take *t)
         te->dialing = false;
         if (te->calling)
             call_cancel(&te->call);
+        for (unsigned k = 0; k < TAKE_WINDOW; k++)
+            take_stage_cancel(&te->window[k]);
         /* a half that waits for its peer, or bytes under way: both end by abort alone */
         if (te->reach && te->reach->by == t &&
             (te->in_flight || te->reach->line->state == LINE_OPENING || !take_pulls(te)))

@@ -15,7 +15,8 @@ struct reach_mem { /* mapped memory of a giver */
     struct reach_mem *next;
     struct fl_seat_ref who;
     uint64_t id;
-    bool passing; /* of an engine: it will go */
+    bool passing; /* of an engine, or a staging buffer: it will go */
+    bool staged;  /* no bucket is there before it was asked for */
     struct link_mem mem;
 };
 struct reach { /* what is reached over one line; outlives epochs, and takes. One for all who are pulled from */

@@ -17,9 +17,14 @@ static struct reach_mem *mapped(const struct take_edge *te, uint64_t id)
     return NULL;
 }
 
+const struct reach_mem *take_mapping(const struct take_edge *te, uint32_t mem)
+{
+    return mapped(te, te->slot_id + mem);
+}
+
 const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem)
 {
-    struct reach_mem *m = mapped(te, te->slot_id + mem);
+    const struct reach_mem *m = take_mapping(te, mem);
 
     return m ? &m->mem : NULL;
 }
@@ -104,6 +109,7 @@ static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k,
     rm->id = k->id;
     rm->who = te->team->members[0].who;
     rm->passing = k->passing;
+    rm->staged = k->staged;
     rm->next = te->reach->mems;
     te->reach->mems = rm;
     return FL_OK;
@@ -132,6 +138,8 @@ static void edge_on_key(struct call_op *op, enum fl_status st, const struct wire
     if (k)
         fl__xfer_key_is__free_unpacked(k, NULL);
     if (take_wait_again(te, st)) /* the giver's end of the link is not open yet */
+        return;
+    if (st == FL_UNSUPPORTED && take_pulls(te) && take_not_shown(te, &err))
         return;
     if (st != FL_OK) {
         fl_wrap(&err, st, "asking for the key");

@@ -42,7 +42,13 @@ static void edge_on_pulled(struct link_op *op)
     struct take_edge *te = o->edge;
     struct take *t = te->take;
 
-    o->busy = false;
+    if (o->staged && !t->aborting && !te->falling && op->err.status == FL_OK) {
+        take_stage_pulled(o);
+        return;
+    }
+    free(FL_TAKE(o->segs));
+    te->staging -= o->staged;
+    o->busy = o->staged = false;
     te->in_flight--;
     if (t->aborting) {
         take_settle(t);
@@ -98,6 +104,16 @@ void take_pull(struct take_edge *te)
             return;
         o->op = (struct link_op){ .done = edge_on_pulled };
         o->bucket = at;
+        o->n_buckets = 1;
+        if (take_staged(te, b->from_mem)) {
+            te->bucket++; /* first: it may come back at once */
+            if (take_stage(te, o, at) && !t->over && !t->aborting)
+                continue;
+            if (o->busy || t->over || t->aborting)
+                return;
+            te->bucket--;
+            return;
+        }
         o->n_buckets = together(te, at);
         for (uint32_t i = 0; i < o->n_buckets; i++)
             n_segs += b[i].n_segs;

@@ -3,6 +3,7 @@
  * take.c edges and life, take_key.c the way to givers, take_move.c bytes, take_check.c digests */
 #pragma once
 #include "transport/link/dev.h"
+#include "transport/xfer/stage.h"
 #include "transport/xfer/take.h"
 
 struct take_op { /* one bucket pulled, or one parcel received */
@@ -13,6 +14,12 @@ struct take_op { /* one bucket pulled, or one parcel received */
     uint32_t bucket, n_buckets; /* n: pulled together */
     size_t parcel;
     bool busy;
+    /* of a staged bucket (take_stage.c) */
+    struct xfer_dial dial;
+    struct call_op call; /* STAGE */
+    bool dialing, calling, staged, last;
+    uint32_t half;
+    struct link_seg *segs;
 };
 struct take_edge {
     struct take *take;
@@ -32,7 +39,8 @@ struct take_edge {
     struct parcels parcels;
     size_t next_parcel, landed; /* of the bucket in hand */
     bool cut;
-    unsigned in_flight;
+    unsigned in_flight, staging; /* staging: halves asked for, or in hand */
+    uint32_t done[STAGE_HALVES], n_done; /* read, and not said yet */
     struct take_op window[TAKE_WINDOW];
     struct fl_timer again;
     struct fl_work disk; /* the whole edge at once */
@@ -73,6 +81,11 @@ void take_go(struct take_edge *te);          /* whatever is next for it */
 void take_next_key(struct take_edge *te);
 void take_pull(struct take_edge *te);
 void take_receive(struct take_edge *te);
+bool take_staged(const struct take_edge *te, uint32_t mem);
+/* Asks for that bucket, then pulls it. false: as many as may be are asked for. */
+bool take_stage(struct take_edge *te, struct take_op *o, uint32_t bucket);
+void take_stage_cancel(struct take_op *o);
+void take_stage_pulled(struct take_op *o); /* its bytes are here */
 void take_files(struct take_edge *te);
 void take_bucket_in(struct take_edge *te, uint32_t bucket);
 bool take_wait_again(struct take_edge *te, enum fl_status st); /* true: FL_AGAIN, and take_go() follows */
@@ -82,11 +95,15 @@ enum fl_status take_open(struct take_edge *te, struct fl_err *err); /* its line 
 bool take_rescue(struct take_edge *te, const struct fl_err *why);
 /* From the beginning: the team's link is being made. FL_UNSUPPORTED: there is no other. */
 enum fl_status take_go_other_way(struct take_edge *te, struct fl_err *err);
+/* The giver cannot show its memory over the edge's link: all of it is pulled over another, in this epoch. false: there
+ * is none, or it is that one. */
+bool take_not_shown(struct take_edge *te, const struct fl_err *why);
 void take_rescue_go(struct take_edge *te); /* falling: something came back, or the line is quiet */
 void take_fail(struct take *t, const struct take_edge *te, uint32_t bucket, enum fl_status st,
                const struct fl_err *why);
 void take_settle(struct take *t);
 void take_compare(struct take *t);       /* everything is in */
 void take_check_cancel(struct take *t);
+const struct reach_mem *take_mapping(const struct take_edge *te, uint32_t mem);
 const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem);
 void take_begin_call(struct take *t, Fl__XferEpoch *epoch, struct call_args *a);

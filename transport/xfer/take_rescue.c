@@ -49,6 +49,35 @@ bool take_rescue(struct take_edge *te, const struct fl_err *why)
     return true;
 }
 
+bool take_not_shown(struct take_edge *te, const struct fl_err *why)
+{
+    struct take *t = te->take;
+    const struct link_place *from = &te->team->places[0], *to = &te->team->places[te->team->self];
+    const struct link_ops *ops = NULL;
+    struct fl_err err = { 0 };
+
+    for (size_t i = 0; i < t->o.port->n_links && !ops; i++) { /* cheapest first */
+        const struct link_ops *k = t->o.port->links[i];
+
+        if (k != te->ops && (k->caps & LINK_PULL) && (k->caps & LINK_ALONE) &&
+            k->reaches(from, to, NULL))
+            ops = k;
+    }
+    if (!ops || te->rescued || te->n_in || t->o.part->mode == XFER_SHARE)
+        return false;
+    fl_warn("weights go another way member=\"%s\" epoch=%u.%u from=%s to=%s why=\"%s\"", t->o.name,
+            t->o.epoch.attempt, t->o.epoch.seq, te->ops->name, ops->name, why->text);
+    go_by(te, ops);
+    te->reach = NULL; /* open, and perhaps other edges': it goes when the take does */
+    te->started = false;
+    te->rescued = true;
+    te->part = 0;
+    te->next_parcel = 0;
+    if (take_open(te, &err) != FL_OK)
+        take_fail(t, te, te->e->first_bucket, err.status, &err);
+    return true;
+}
+
 void take_rescue_go(struct take_edge *te)
 {
     struct take *t = te->take;

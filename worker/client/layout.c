@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 #include "common/base/log.h"
+#include "common/base/str.h"
 #include "worker.pb-c.h"
 #include "worker/client/driver_priv.h"
 #include "worker/client/uplink.h"
@@ -49,14 +50,23 @@ enum fl_status furlong_place(struct furlong *f, const struct furlong_flag *flags
     if (n > FLAGS_MAX)
         return fl_fail(err, FL_INVALID, "at most %d flags, not %zu", FLAGS_MAX, n);
     for (size_t i = 0; i < n; i++) {
+        double seconds;
+
         if (!flags[i].name || !*flags[i].name)
             return fl_fail(err, FL_INVALID, "flag %zu has no name", i);
-        fl__flag__init(&given[i]);
-        given[i].name = (char *)(uintptr_t)flags[i].name;
-        given[i].value = (char *)(uintptr_t)flags[i].value;
-        list[i] = &given[i];
+        if (strcmp(flags[i].name, "place-timeout") == 0) {
+            if (!flags[i].value || fl_parse_f64(flags[i].value, 0, 4e6, &seconds, err) != FL_OK)
+                return fl_fail(err, FL_INVALID, "--place-timeout needs seconds");
+            m.has_wait_ms = seconds > 0;
+            m.wait_ms = (uint32_t)(seconds * 1000);
+            continue;
+        }
+        fl__flag__init(&given[m.n_flags]);
+        given[m.n_flags].name = (char *)(uintptr_t)flags[i].name;
+        given[m.n_flags].value = (char *)(uintptr_t)flags[i].value;
+        list[m.n_flags] = &given[m.n_flags];
+        m.n_flags++;
     }
-    m.n_flags = n;
     m.flags = list;
     y = calloc(1, sizeof(*y));
     if (!y)

@@ -386,25 +386,22 @@ static enum fl_status lent_fill(const struct slots_home *h, const struct lying *
 
 static void say_how(const struct slots_home *h, const struct lying *l, size_t n, bool handles)
 {
-    static const char *const words[] = { "", "chunks", "IPC handles", "a staging buffer" };
-    const char *whys[] = { "", "memory of the arena", "plain allocations of the program's",
-                           handles ? "it is of a pool or of chunks that cannot be exported"
-                                   : "IPC handles do not reach other processes here" };
-    uint64_t bytes[4] = { 0 };
-    size_t count[4] = { 0 };
-    char size[16];
+    const struct {
+        const char *how, *why;
+    } said[] = { [LIE_ARENA] = { "chunks", "memory of the arena" },
+                 [LIE_HANDLE] = { "IPC handles", "plain allocations of the program's" },
+                 [LIE_STAGED] = { "a staging buffer of two buckets",
+                                  handles ? "memory of a pool, or of chunks that cannot be exported"
+                                          : "IPC handles do not reach other processes here" } };
+    size_t count[FL_LEN(said)] = { 0 };
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         count[l[i].how]++;
-        bytes[l[i].how] +=
-            l[i].how == LIE_ARENA || l[i].how == LIE_HANDLE ? 0 : l[i].end - l[i].addr;
-    }
     for (unsigned how = LIE_ARENA; how <= LIE_STAGED; how++)
         if (count[how])
-            fl_info("weights given where they lie set=%s device=%s tensors=%zu by=\"%s\" "
-                    "why=\"%s\"%s%s",
-                    h->set ? h->set : "", h->uuid, count[how], words[how], whys[how],
-                    bytes[how] ? " bytes=" : "", bytes[how] ? fl_bytes_text(size, bytes[how]) : "");
+            fl_info(
+                "weights given where they lie set=%s device=%s tensors=%zu by=\"%s\" why=\"%s\"",
+                h->set, h->uuid, count[how], said[how].how, said[how].why);
 }
 
 enum fl_status slots_lend(const struct slots_home *h, const struct furlong_tensor *t,

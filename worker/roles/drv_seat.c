@@ -46,7 +46,7 @@ static enum fl_status seat_place(struct driver *d, struct fl_err *err)
                                f->rollout_num_gpus_per_engine, f->num_gpus_per_node };
     struct drv_seat *s = d->seat;
     struct furlong_flag flags[8];
-    char text[5][24], *json = NULL;
+    char text[5][24], within[24], *json = NULL;
     size_t n = 0;
 
     for (size_t i = 0; i < 5; i++) {
@@ -54,6 +54,10 @@ static enum fl_status seat_place(struct driver *d, struct fl_err *err)
             continue; /* not given: the head derives it */
         snprintf(text[i], sizeof(text[i]), "%jd", (intmax_t)values[i]);
         flags[n++] = (struct furlong_flag){ names[i], text[i] };
+    }
+    if (f->place_timeout_s > 0) {
+        snprintf(within, sizeof(within), "%.3f", f->place_timeout_s);
+        flags[n++] = (struct furlong_flag){ "place-timeout", within };
     }
     flags[n++] = (struct furlong_flag){ "colocate", f->colocate ? "true" : "false" };
     FL_TRY(furlong_place(s->f, flags, n, &s->layout, err));
