@@ -1,4 +1,5 @@
 #include "transport/wire/out.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,10 +57,12 @@ static enum fl_status fds_create(const int *fds, unsigned n, struct fd_set_ **ou
     for (; f && f->n < n; f->n++) {
         f->fd[f->n] = FL_FAULT("wire.dup") ? -1 : fcntl(fds[f->n], F_DUPFD_CLOEXEC, 3);
         if (f->fd[f->n] < 0) {
-            enum fl_status st = fl_fail_errno(err, "descriptor %d to send", fds[f->n]);
+            unsigned at = f->n;
+            int why = errno; /* never FL_UNREACHABLE: the connection is there, and whoever answers says so */
 
             fds_destroy(f);
-            return st;
+            return fl_fail(err, why == EBADF ? FL_INVALID : FL_EXHAUSTED, "descriptor %u of %u to send: %s", at + 1, n,
+                           strerrordesc_np(why));
         }
     }
     *out = f;
