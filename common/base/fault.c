@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <threads.h>
 #include <unistd.h>
 
 #include "common/base/log.h"
@@ -29,6 +30,7 @@ static struct fault faults[FAULTS_MAX];
 static size_t n_faults;
 static unsigned armed; /* places still to be met until one fails; 0: no sweep */
 static bool armed_met;
+static thread_local bool spared;
 
 static void state_update(void)
 {
@@ -146,7 +148,7 @@ bool fl_fault_met(const char *name)
         fail = f->what == FAULT_FAIL;
         signal_self = f->what == FAULT_KILL ? SIGKILL : f->what == FAULT_STOP ? SIGSTOP : 0;
     }
-    if (armed && --armed == 0) {
+    if (armed && !spared && --armed == 0) {
         fail = armed_met = true;
         state_update();
     }
@@ -165,6 +167,11 @@ void fl_fault_arm(unsigned nth)
     armed_met = false;
     state_update();
     pthread_mutex_unlock(&lock);
+}
+
+void fl_fault_spare(void)
+{
+    spared = true;
 }
 
 bool fl_fault_disarm(void)

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/base/fault.h"
 #include "common/base/str.h"
 #include "common/proto/methods.h"
 #include "tests/client/seats.h"
@@ -12,6 +13,7 @@
 
 static void *fake_thread(void *arg)
 {
+    fl_fault_spare();
     fl_loop_run(((struct fake *)arg)->loop);
     return NULL;
 }

@@ -546,7 +546,7 @@ int main(int argc, char **argv)
     const char *role = fake_role(argc, argv);
 
     if (role)
-        return strcmp(role, "trainer") == 0 ? play_trainer() : play_engine();
+        return play_role(role);
     if (argc > 1 && strcmp(argv[1], "long") == 0)
         return t_run("client weights, a thousand updates", long_tests);
     return t_run("client weights", tests);

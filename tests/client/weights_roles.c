@@ -125,22 +125,12 @@ static bool lies(struct furlong_tensor *t)
     return how != NULL;
 }
 
-int play_trainer(void)
+static int trainer_serve(struct furlong *f, struct furlong_weights *w, const struct furlong_tensor *t)
 {
-    struct furlong_tensor t[TENSORS];
-    struct furlong_weights_opts o = { .slots = slots_wanted(), .device = device_wanted() };
-    struct furlong_weights *w;
     struct furlong_event ev = { 0 };
-    struct furlong *f;
     struct fl_err err = { 0 };
     uint64_t version;
 
-    if (furlong_join(FURLONG_ABI, &f, &err) != FL_OK)
-        return complain("join", &err);
-    tensors(t, furlong_seat(f)->rank, furlong_seat(f)->world, NULL);
-    o.in_place = lies(t);
-    if (furlong_weights_offer(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
-        return complain("offer", &err);
     write_all(w, t, 0);
     if (furlong_weights_publish(w, 0, &err) != FL_OK)
         return complain("publish", &err);
@@ -162,9 +152,24 @@ int play_trainer(void)
         else
             furlong_reply(ev.call, NULL, 0);
     }
-    furlong_weights_drop(w);
-    furlong_leave(f);
     return 0;
+}
+
+int run_trainer(struct furlong *f)
+{
+    struct furlong_tensor t[TENSORS];
+    struct furlong_weights_opts o = { .slots = slots_wanted(), .device = device_wanted() };
+    struct furlong_weights *w;
+    struct fl_err err = { 0 };
+    int rc;
+
+    tensors(t, furlong_seat(f)->rank, furlong_seat(f)->world, NULL);
+    o.in_place = lies(t);
+    if (furlong_weights_offer(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
+        return complain("offer", &err);
+    rc = trainer_serve(f, w, t);
+    furlong_weights_drop(w);
+    return rc;
 }
 
 static const char *verdict(const struct furlong_weights *w, uint64_t version)
@@ -232,26 +237,13 @@ static void load(const struct furlong_seat *me)
     close(fd);
 }
 
-int play_engine(void)
+static int engine_serve(struct furlong *f, struct furlong_weights *w)
 {
-    struct furlong_tensor t[TENSORS];
-    struct furlong_weights_opts o = { .slots = slots_wanted(),
-                                      .device = device_wanted(),
-                                      .fixed_addresses = getenv("FIXED") != NULL,
-                                      .check_equal = getenv("CHECK_EQUAL") != NULL };
-    struct furlong_weights *w;
     struct furlong_event ev = { 0 };
-    struct furlong *f;
     struct fl_err err = { 0 };
     bool paused = false;
     unsigned pauses = 0;
 
-    if (furlong_join(FURLONG_ABI, &f, &err) != FL_OK)
-        return complain("join", &err);
-    load(furlong_seat(f));
-    tensors(t, 0, 1, getenv("ODD"));
-    if (furlong_weights_accept(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
-        return complain("accept", &err);
     while (ev.what != FURLONG_STOP) {
         if (furlong_next(f, FURLONG_MAIN, FURLONG_FOREVER, &ev, &err) != FL_OK)
             return complain("next", &err);
@@ -268,7 +260,38 @@ int play_engine(void)
             furlong_reply(ev.call, NULL, 0);
         }
     }
-    furlong_weights_drop(w);
-    furlong_leave(f);
     return 0;
+}
+
+int run_engine(struct furlong *f)
+{
+    struct furlong_tensor t[TENSORS];
+    struct furlong_weights_opts o = { .slots = slots_wanted(),
+                                      .device = device_wanted(),
+                                      .fixed_addresses = getenv("FIXED") != NULL,
+                                      .check_equal = getenv("CHECK_EQUAL") != NULL };
+    struct furlong_weights *w;
+    struct fl_err err = { 0 };
+    int rc;
+
+    load(furlong_seat(f));
+    tensors(t, 0, 1, getenv("ODD"));
+    if (furlong_weights_accept(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
+        return complain("accept", &err);
+    rc = engine_serve(f, w);
+    furlong_weights_drop(w);
+    return rc;
+}
+
+int play_role(const char *role)
+{
+    struct furlong *f;
+    struct fl_err err = { 0 };
+    int rc;
+
+    if (furlong_join(FURLONG_ABI, &f, &err) != FL_OK)
+        return complain("join", &err);
+    rc = strcmp(role, "trainer") == 0 ? run_trainer(f) : run_engine(f);
+    furlong_leave(f);
+    return rc;
 }

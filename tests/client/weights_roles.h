@@ -16,5 +16,6 @@
 #pragma once
 #include <furlong/furlong.h>
 
-int play_trainer(void);
-int play_engine(void);
+int run_trainer(struct furlong *f); /* until it is stopped; 0, or 1 and a line on stderr */
+int run_engine(struct furlong *f);
+int play_role(const char *role); /* joins, runs, leaves: the exit code of a process */

@@ -24,7 +24,9 @@ struct client_conn {
     struct client_conn_user *users;
     struct client_conn *next;
     bool open, over_unix;
+    unsigned unix_tries;
 };
+enum { UNIX_TRIES = 3 };
 
 static enum fl_status conn_dial(struct client_conn *c, struct fl_err *err);
 
@@ -105,9 +107,11 @@ static void conn_closed(void *service, const struct fl_err *why)
     struct client_conn *c = service;
     struct fl_err err = { 0 };
 
-    if (!c->open && c->over_unix && *c->at.tcp) { /* another mount or user namespace */
+    /* Another mount or user namespace; or a full backlog, which is over in a moment: tcp is for good, and carries no
+     * descriptors. */
+    if (!c->open && c->over_unix && *c->at.tcp) {
         call_peer_destroy(FL_TAKE(c->call));
-        c->over_unix = false;
+        c->over_unix = ++c->unix_tries < UNIX_TRIES;
         if (conn_dial(c, &err) == FL_OK)
             return;
     } else if (why) {

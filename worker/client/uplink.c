@@ -10,13 +10,14 @@
 #include "worker/client/sync.h"
 #include "worker/client/watch.h"
 
+enum { TELL_AGAIN_MS = 50 };
 struct client_uplink {
     struct client_line line;
     struct call_peer *call;
     bool open;
     struct fl_err over; /* status FL_OK: it may come back */
     uint32_t away_ms;
-    struct fl_timer away, late; /* late: the join's */
+    struct fl_timer away, late, tell; /* late: the join's; tell: READY once more */
     struct client_sync *joined; /* whoever waits in furlong_join(); NULL afterwards */
     struct call_op ready;
     struct client_relay *relays;
@@ -309,16 +310,14 @@ static void ready_answered(struct call_op *op, enum fl_status st, const struct w
     client_watch_up(f);
 }
 
-static void uplink_opened(void *service, const struct wire_hello *peer)
+/* Until it is told the daemon gives us nothing to do: without memory for it now, a moment later. */
+static void tell_ready(struct client_uplink *up)
 {
-    struct client_uplink *up = service;
     struct furlong *f = up->line.f;
     Fl__WorkerReady m = FL__WORKER_READY__INIT;
     uint8_t body[512];
     struct fl_err err;
 
-    (void)peer;
-    fl_timer_cancel(&up->away);
     m.tcp = (char *)(uintptr_t)client_peers_tcp(f);
     m.unix_path = (char *)(uintptr_t)f->seat.peer_sock;
     m.pid = getpid();
@@ -328,8 +327,25 @@ static void uplink_opened(void *service, const struct wire_hello *peer)
     if (call_start(up->call,
                    &(struct call_args){ .method = FL_WORKER_READY,
                                         .body = { body, fl__worker_ready__pack(&m, body) } },
-                   &up->ready, &err) != FL_OK)
-        fl_warn("daemon not told worker=%s why=%s", f->seat.name, err.text);
+                   &up->ready, &err) == FL_OK)
+        return;
+    fl_warn("daemon not told yet worker=%s why=%s", f->seat.name, err.text);
+    fl_timer_arm_in(f->loop, &up->tell, TELL_AGAIN_MS);
+}
+
+static void uplink_tell(struct fl_timer *t, uint64_t now_ns)
+{
+    (void)now_ns;
+    tell_ready(container_of(t, struct client_uplink, tell));
+}
+
+static void uplink_opened(void *service, const struct wire_hello *peer)
+{
+    struct client_uplink *up = service;
+
+    (void)peer;
+    fl_timer_cancel(&up->away);
+    tell_ready(up);
 }
 
 static void uplink_lost(void *service, const struct fl_err *why)
@@ -340,6 +356,7 @@ static void uplink_lost(void *service, const struct fl_err *why)
         fl_warn("daemon away worker=%s limit_ms=%u why=%s", up->line.f->seat.name, up->away_ms,
                 why ? why->text : "");
     up->open = false;
+    fl_timer_cancel(&up->tell);
     if (!up->away.loop)
         fl_timer_arm_in(up->line.f->loop, &up->away, up->away_ms);
 }
@@ -347,6 +364,7 @@ static void uplink_lost(void *service, const struct fl_err *why)
 static void uplink_over(struct client_uplink *up, const struct fl_err *why)
 {
     up->open = false;
+    fl_timer_cancel(&up->tell);
     if (up->over.status == FL_OK)
         up->over = *why;
     inbox_close(&up->line.f->inbox, why);
@@ -437,6 +455,7 @@ enum fl_status client_uplink_open(struct furlong *f, struct client_sync *joined,
     up->away_ms = away_of_env();
     up->away.fire = uplink_away;
     up->late.fire = uplink_late;
+    up->tell.fire = uplink_tell;
     fl_str_add(&text, "unix:%s", f->seat.daemon_sock);
     FL_TRY(stream_connect(f->loop, &stream_sock, &to, &me, NULL, NULL, &s, err));
     st = FL_FAULT("client.uplink") ? fl_fail(err, FL_EXHAUSTED, "no memory for the daemon's calls")
