@@ -159,6 +159,24 @@ int t_open_fds(void)
     return n;
 }
 
+void t_open_names(char *out, size_t cap)
+{
+    DIR *d = opendir("/proc/self/fd");
+    size_t len = 0;
+
+    out[0] = 0;
+    for (struct dirent *e; d && (e = readdir(d)) && len < cap;) {
+        char path[300], what[200];
+        snprintf(path, sizeof(path), "/proc/self/fd/%s", e->d_name);
+        ssize_t n = readlink(path, what, sizeof(what) - 1);
+
+        if (n > 0 && atoi(e->d_name) != dirfd(d))
+            len += (size_t)snprintf(out + len, cap - len, "%s%s %.*s", len ? ", " : "", e->d_name, (int)n, what);
+    }
+    if (d)
+        closedir(d);
+}
+
 const char *t_tmp(void)
 {
     if (!tmp_dir[0]) {

@@ -52,6 +52,7 @@ void t_refused_(const char *file, int line, const char *what, enum fl_status st,
                 enum fl_status wanted, const struct fl_err *err);
 
 int t_open_fds(void); /* of this process, without the one that looks */
+void t_open_names(char *out, size_t cap); /* what they are: "3 socket:[17], 4 /dev/null" */
 
 /* One folder a test program, made on first use, removed with all in it at the end. */
 const char *t_tmp(void);
