@@ -6,7 +6,7 @@
 #include "transport/link/dev.h"
 
 /* clang-format off */
-static const struct xfer_tensor tensors[RIG_TENSORS] = { /* sorted by name */
+static const struct xfer_tensor tensors[] = { /* sorted by name */
     { "embed",        FL_F32,  2, { 96, 64 } },
     { "layer.down",   FL_BF16, 2, { 64, 160 } },
     { "layer.norm",   FL_F32,  1, { 64 } },
@@ -16,14 +16,24 @@ static const struct xfer_tensor tensors[RIG_TENSORS] = { /* sorted by name */
     { "table",        FL_U8,   1, { 1026 } },
 };
 /* The dimension that a shard is cut along; -1: each rank holds all of it. */
-static const int cut_dim[RIG_TENSORS] = { 0, 1, -1, 1, 0, -1, -1 };
+static const int cut_dim[] = { 0, 1, -1, 1, 0, -1, -1, 0 };
+static const struct xfer_tensor with_head[RIG_TENSORS] = { /* "head" is "embed" once more */
+    { "embed",        FL_F32,  2, { 96, 64 } },
+    { "head",         FL_F32,  2, { 96, 64 } },
+    { "layer.down",   FL_BF16, 2, { 64, 160 } },
+    { "layer.norm",   FL_F32,  1, { 64 } },
+    { "layer.qkv",    FL_BF16, 3, { 4, 48, 64 } },
+    { "layer.up",     FL_F16,  2, { 160, 64 } },
+    { "scale",        FL_F32,  0, { 0 } },
+    { "table",        FL_U8,   1, { 1026 } },
+};
 /* clang-format on */
 
 static uint64_t model_bytes(void)
 {
     uint64_t n = 0;
 
-    for (unsigned i = 0; i < RIG_TENSORS; i++)
+    for (unsigned i = 0; i < FL_LEN(tensors); i++)
         n += xfer_tensor_bytes(&tensors[i]);
     return n;
 }
@@ -41,11 +51,20 @@ static const uint8_t *reference(struct rig *r, uint64_t version)
     return r->model[version];
 }
 
-static const uint8_t *reference_of(struct rig *r, uint64_t version, unsigned tensor)
+static unsigned base_of(const struct xfer_tensor *t)
 {
-    const uint8_t *at = reference(r, version);
+    for (unsigned i = 0; i < FL_LEN(tensors); i++)
+        if (strcmp(tensors[i].name, t->name) == 0)
+            return i;
+    return 0; /* the head */
+}
 
-    for (unsigned i = 0; i < tensor; i++)
+static const uint8_t *reference_of(struct rig *r, uint64_t version, const struct xfer_tensor *t)
+{
+    bool untied = r->o.head_differs && strcmp(t->name, "head") == 0;
+    const uint8_t *at = reference(r, version + untied);
+
+    for (unsigned i = 0; i < base_of(t); i++)
         at += xfer_tensor_bytes(&tensors[i]);
     return at;
 }
@@ -74,30 +93,34 @@ static void each_run(const struct xfer_tensor *t, const struct xfer_box *b,
     }
 }
 
-static void lay_out(struct rig_proc *p, bool shard)
+static void lay_out(struct rig_proc *p, bool shard, bool head)
 {
+    const struct xfer_tensor *all = head ? with_head : tensors;
+    size_t n = head ? FL_LEN(with_head) : FL_LEN(tensors);
     uint64_t off = 0;
 
-    for (unsigned i = 0; i < RIG_TENSORS; i++) {
-        struct xfer_box b = xfer_box_whole(&tensors[i]);
-        int d = shard ? cut_dim[i] : -1;
+    for (unsigned i = 0; i < n; i++) {
+        struct xfer_box b = xfer_box_whole(&all[i]);
+        int d = shard ? cut_dim[base_of(&all[i])] : -1;
 
         if (d >= 0) {
-            b.len[d] = tensors[i].shape[d] / p->ranks;
+            b.len[d] = all[i].shape[d] / p->ranks;
             b.at[d] = b.len[d] * p->rank;
         }
         p->pieces[i] = (struct xfer_piece){ .tensor = i, .off = off, .box = b };
-        off += (xfer_box_bytes(&tensors[i], &b) + XFER_ALIGN - 1) / XFER_ALIGN * XFER_ALIGN;
+        off += (xfer_box_bytes(&all[i], &b) + XFER_ALIGN - 1) / XFER_ALIGN * XFER_ALIGN;
     }
     p->mem_bytes = off;
     p->m = (struct xfer_manifest){ .who = p->me.who,
                                    .party = p->me.party,
-                                   .tensors = tensors,
+                                   .tensors = all,
                                    .pieces = p->pieces,
                                    .mem_bytes = &p->mem_bytes,
-                                   .n_tensors = RIG_TENSORS,
-                                   .n_pieces = RIG_TENSORS,
+                                   .n_tensors = n,
+                                   .n_pieces = n,
                                    .n_mems = 1 };
+    if (p->r->o.bend)
+        p->r->o.bend(p, NULL);
     t_ok(xfer_manifest_seal(&p->m, NULL), NULL);
 }
 
@@ -257,20 +280,25 @@ static const struct gpu_info *device_of(const struct rig_proc *p)
     return &all[strcmp(rig_devices(), "three") == 0 ? 1 + p->me.party % 2 : 1];
 }
 
-static void place_of(const struct rig_proc *p, const char *addr, struct link_place *out)
+static void place_of(struct rig_proc *p, const char *addr, struct link_place *out)
 {
     struct fl_err err = { 0 };
     struct gpu_found found[3] = { 0 };
 
     t_ok(link_place_here(addr, out, &err), &err);
-    if (!rig_devices())
+    if (!rig_devices()) {
+        if (p->r->o.bend)
+            p->r->o.bend(p, out);
         return;
+    }
     for (unsigned i = 0; i < 3; i++)
         found[i] = (struct gpu_found){ .fd_shares = true, .peers = 7 };
     found[0].info = *device_of(&(struct rig_proc){ .source = true });
     found[1].info = *device_of(&(struct rig_proc){ .source = false });
     found[2].info = *device_of(&(struct rig_proc){ .me.party = 1 });
     t_ok(link_place_device(out, device_of(p)->uuid, found, 3, &err), &err);
+    if (p->r->o.bend)
+        p->r->o.bend(p, out);
 }
 
 static enum fl_status mem_new(const struct rig_proc *p, uint64_t bytes, struct link_mem *out,
@@ -376,12 +404,15 @@ static const struct xfer_sink_ops fixed_ops = {
 void rig_accept(struct rig_proc *p)
 {
     struct rig *r = p->r;
+    char local[512];
+
+    snprintf(local, sizeof(local), "%s-%u", r->o.local_dir ? r->o.local_dir : "", p->me.party);
     struct xfer_sink_opts o = { .set = "policy",
                                 .me = p->me,
                                 .want = &p->m,
                                 .slots = r->o.slots,
                                 .check_equal = r->o.check_equal,
-                                .local_dir = r->o.local_dir,
+                                .local_dir = r->o.own_local ? local : r->o.local_dir,
                                 .ops = r->o.fixed ? &fixed_ops : &engine_ops,
                                 .arg = p };
     struct fl_err err = { 0 };
@@ -438,7 +469,7 @@ static struct rig_proc *add_proc(struct rig *r, bool source, unsigned party, uns
     }
     snprintf(p->me.where, sizeof(p->me.where), "proc %u", r->n);
     snprintf(p->at, sizeof(p->at), "pair:proc-%u", r->n);
-    lay_out(p, source ? r->o.sharded : ranks > 1);
+    lay_out(p, source ? r->o.sharded : ranks > 1, source ? r->o.source_head : r->o.engine_head);
     if (source)
         source_open(p);
     else
@@ -609,6 +640,14 @@ struct rig_proc *rig_restart(struct rig_proc *p)
     return q;
 }
 
+struct rig_proc *rig_join(struct rig *r, unsigned party)
+{
+    struct rig_proc *p = add_proc(r, false, party, 0, 1, 1);
+
+    coord_add(r, p);
+    return p;
+}
+
 void rig_turn(struct rig *r)
 {
     enum { LONG_IDLE = 8, SHORT_MS = 1, LONG_MS = 200 }; /* threads have had their time by then */
@@ -657,11 +696,12 @@ static void compare(void *arg, uint64_t whole_off, uint64_t piece_off, uint64_t 
 
 void rig_write(struct rig_proc *p, uint64_t version)
 {
-    for (unsigned i = 0; i < RIG_TENSORS; i++) {
+    for (unsigned i = 0; i < p->m.n_tensors; i++) {
+        const struct xfer_tensor *t = &p->m.tensors[i];
         struct copying c = { (uint8_t *)xfer_source_data(p->src, NULL)->addr + p->pieces[i].off,
-                             reference_of(p->r, version, i), false };
+                             reference_of(p->r, version, t), false };
 
-        each_run(&tensors[i], &p->pieces[i].box, copy_in, &c);
+        each_run(t, &p->pieces[i].box, copy_in, &c);
     }
 }
 
@@ -794,24 +834,27 @@ static void check_engine(struct rig_proc *p)
            "%s reads what the plane says", p->me.name);
     if (p->window && p->live) /* what is seen is what captured graphs read */
         t_true(memcmp(p->reads, mem->addr, p->m.mem_bytes[0]) == 0, "%s sees it", p->me.name);
-    for (unsigned i = 0; i < RIG_TENSORS; i++) {
+    for (unsigned i = 0; i < p->m.n_tensors; i++) {
+        const struct xfer_tensor *t = &p->m.tensors[i];
         struct copying c = { (uint8_t *)mem->addr + p->pieces[i].off,
-                             reference_of(p->r, v.number, i), false };
+                             reference_of(p->r, v.number, t), false };
 
-        each_run(&tensors[i], &p->pieces[i].box, compare, &c);
+        each_run(t, &p->pieces[i].box, compare, &c);
         t_true(!c.differs, "%s serves other bytes of %s than version %" PRIu64 " has", p->me.name,
-               tensors[i].name, v.number);
+               t->name, v.number);
     }
 }
 
 static void version_digest(struct rig *r, uint64_t version, uint64_t digest[2])
 {
     digest[0] = digest[1] = 0;
-    for (unsigned i = 0; i < RIG_TENSORS; i++) {
-        struct xfer_box b = xfer_box_whole(&tensors[i]);
+    const struct xfer_manifest *m = &rig_source(r, 0)->m;
+
+    for (unsigned i = 0; i < m->n_tensors; i++) {
+        struct xfer_box b = xfer_box_whole(&m->tensors[i]);
         uint64_t d[2] = { 0, 0 };
 
-        xfer_digest_piece(d, &tensors[i], &b, reference_of(r, version, i));
+        xfer_digest_piece(d, &m->tensors[i], &b, reference_of(r, version, &m->tensors[i]));
         xfer_digest_fold(digest, d, i);
     }
 }

@@ -11,7 +11,7 @@
 #include "transport/xfer/plan.h"
 
 enum { RIG_HELD = 64 };
-enum { RIG_PROCS = 48, RIG_TENSORS = 7, RIG_PEERS = 32, RIG_STEPS = 4096 };
+enum { RIG_PROCS = 48, RIG_TENSORS = 8, RIG_PEERS = 32, RIG_STEPS = 4096 };
 struct rig;
 struct rig_proc { /* a trainer rank or a rank of an engine */
     struct rig *r;
@@ -63,12 +63,16 @@ struct rig_opts {
     enum xfer_slots slots;
     bool check_equal;
     const char *delta_dir, *local_dir;
+    bool own_local;  /* a local_dir for each engine: NAME-PARTY */
     bool fixed;      /* engines' addresses stay: memory is exchanged under them */
     bool real_clock; /* threads of links take real time: then ours is, too       */
     const char *addr_of_engines; /* another address: no shm between trainer and engines */
     const struct link_ops *const *links;
     size_t n_links;
     uint64_t bucket_bytes;
+    bool source_head, engine_head, head_differs; /* a tensor "head": the bytes of "embed", or not */
+    /* As each process comes: its manifest before it is sealed (place NULL), and where it says that it is. */
+    void (*bend)(struct rig_proc *p, struct link_place *place);
 };
 struct rig_link { struct rig *r; struct call_peer *peer; struct rig_proc *to; bool closed; };
 struct rig {
@@ -99,6 +103,7 @@ void rig_thaw(struct rig_proc *p); /* goes on; what came meanwhile comes back un
 void rig_kill(struct rig_proc *p, bool tell);    /* its streams break; tell: the driver hears of it */
 void rig_drop(struct rig_proc *p);               /* an engine's program gives its weights up, and stays */
 void rig_accept(struct rig_proc *p);
+struct rig_proc *rig_join(struct rig *r, unsigned party); /* an engine that was not there */
 struct rig_proc *rig_restart(struct rig_proc *p); /* the next attempt of the same seat */
 
 /* One turn; while nothing happens the clock goes on, by a millisecond at first, then faster. */

@@ -32,6 +32,7 @@ struct xfer_report {
     uint64_t bytes, other_bytes; /* other: of those, by another link than the plan's, which broke or is being made */
     uint64_t reconcile_ns, plan_ns, move_ns, verify_ns, commit_ns, pause_ns, predicted_ns;
     struct fl_err first_left_behind;
+    char passed_over[200]; /* faster links that do not reach, and why; "": none */
     struct xfer_left left[XFER_NAMED_LEFT_BEHIND]; /* the first of n_left_behind */
 };
 struct xfer_coord;

@@ -82,8 +82,8 @@ static void fill_report(struct xfer_coord *c)
 {
     count_left(c);
     for (const struct co_member *m = c->members; m; m = m->next) {
-        if (m->source || m->phase == CO_OUT)
-            continue;
+        if (m->source || m->phase == CO_OUT || xfer_epoch_cmp(&m->st.seen, &c->epoch) != 0)
+            continue; /* else its counts are of an epoch before */
         c->rep.bytes += m->st.bytes;
         c->rep.other_bytes += m->st.other_bytes;
         if (m->phase != CO_COMMITTED)

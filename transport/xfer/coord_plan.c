@@ -4,6 +4,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 #include "common/base/id.h"
+#include "common/base/log.h"
 #include "transport/xfer/coord_priv.h"
 
 /* ---- the digests of what is published ---- */
@@ -548,9 +549,10 @@ static XXH128_hash_t question_of(const struct xfer_plan_in *in)
     return XXH3_128bits_digest(&x);
 }
 
-static enum fl_status plan_again(struct xfer_coord *c, const struct xfer_plan_in *in,
-                                 struct fl_err *err)
+static enum fl_status plan_again(struct xfer_coord *c, struct xfer_plan_in *in,
+                                 struct xfer_manifest *sources, struct fl_err *err)
 {
+    struct co_untied *room = NULL;
     XXH128_hash_t q = question_of(in);
 
     if (c->plan && c->question[0] == q.low64 && c->question[1] == q.high64)
@@ -558,7 +560,16 @@ static enum fl_status plan_again(struct xfer_coord *c, const struct xfer_plan_in
     xfer_plan_destroy(c->plan);
     c->plan = NULL;
     c->warm = false;
-    FL_TRY(xfer_plan_make(in, &c->plan, err));
+    enum fl_status st = xfer_plan_make(in, &c->plan, err);
+
+    if (st == FL_INVALID && co_drop_tied(c, in, sources, &room, err) == FL_OK)
+        st = xfer_plan_make(in, &c->plan, err);
+    co_untied_free(room);
+    FL_TRY(st);
+    xfer_plan_passed_over(in, c->plan, c->passed_over, sizeof(c->passed_over));
+    if (c->passed_over[0])
+        fl_info("weights go another way than the fastest set=%s mode=%s why=\"%s\"", c->set,
+                xfer_mode_name(c->plan->mode), c->passed_over);
     c->question[0] = q.low64;
     c->question[1] = q.high64;
     return FL_OK;
@@ -606,7 +617,7 @@ enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err)
         in.sources = r.m;
         in.engines = r.m + in.n_sources;
         in.places = r.places;
-        st = plan_again(c, &in, err);
+        st = plan_again(c, &in, r.m, err);
     } else {
         st = fl_fail(err, FL_EXHAUSTED, "no memory to plan for %zu members", n);
     }

@@ -101,6 +101,7 @@ struct xfer_coord {
     struct xfer_request req;
     struct xfer_run *run;
     struct xfer_report rep;
+    char passed_over[200]; /* by the plan */
     struct xfer_plan *plan; /* of the last epoch, and what was asked then */
     uint64_t question[2];
     bool warm; /* every member did its part of this plan in the last epoch: lines are open, tickets known */
@@ -152,6 +153,12 @@ enum fl_status co_decide(struct xfer_coord *c, struct fl_err *err);
 enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err);
 bool co_source_at_fault(struct xfer_coord *c, struct fl_err *err);
 bool co_party_sums(struct xfer_coord *c, uint32_t party, uint32_t bad[XFER_NAMED_BAD], uint32_t *n_bad);
+/* coord_tied.c: sources' tensors that no engine wants and that have the bytes of one that they do want go from the
+ * manifests, which are copies; *room keeps what they then point at. FL_OK: some went; FL_NOT_FOUND: none could. */
+struct co_untied;
+enum fl_status co_drop_tied(struct xfer_coord *c, struct xfer_plan_in *in, struct xfer_manifest *sources,
+                            struct co_untied **room, struct fl_err *err);
+void co_untied_free(struct co_untied *u); /* NULL is fine */
 /* coord_begin.c */
 struct co_team { /* what one XferTeam points at */
     Fl__XferTeam t;

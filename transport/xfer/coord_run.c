@@ -497,6 +497,7 @@ static void planned(struct xfer_coord *c)
     }
     c->rep.plan_ns = fl_clock_boot_ns() - began_ns;
     c->rep.mode = c->plan->mode;
+    fl_copy(c->rep.passed_over, sizeof(c->rep.passed_over), c->passed_over);
     c->rep.predicted_ns = c->plan->predicted_ns;
     fl_debug("weights plan set=%s epoch=%u.%u version=%" PRIu64
              " mode=%s slots=%d edges=%zu buckets=%zu bytes=%" PRIu64 " predicted_ms=%" PRIu64,

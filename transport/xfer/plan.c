@@ -31,6 +31,12 @@ const char *xfer_mode_name(enum xfer_mode m)
     return (unsigned)m < FL_LEN(modes) ? modes[m].name : "no mode";
 }
 
+bool plan_link_fits(enum xfer_mode m, const struct link_ops *k)
+{
+    return (k->caps & modes[m].needs) == modes[m].needs &&
+           (k->caps & (LINK_PULL | LINK_SEND | LINK_CAST));
+}
+
 uint64_t plan_seg_bytes(const struct link_seg *s)
 {
     return s->run_bytes * s->rows;
@@ -52,10 +58,8 @@ static uint8_t choose_link(const struct planner *pl, const struct link_place *a,
     *cost = UINT64_MAX;
     for (size_t i = 0; i < pl->n_links; i++) {
         const struct link_ops *k = pl->links[i];
-        uint32_t needs = modes[pl->in->mode].needs;
 
-        if ((k->caps & needs) != needs || !(k->caps & (LINK_PULL | LINK_SEND | LINK_CAST)) ||
-            !k->reaches(a, b, NULL))
+        if (!plan_link_fits(pl->in->mode, k) || !k->reaches(a, b, NULL))
             continue;
         uint64_t c = k->cost_ns(a, b, COST_UNIT);
         bool casts = pl->in->mode == XFER_BROADCAST && (k->caps & LINK_CAST);

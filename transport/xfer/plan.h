@@ -57,6 +57,8 @@ struct xfer_plan_in {
  * FL_EXHAUSTED    no room to stage; err says how much, and what one slot would give up */
 enum fl_status xfer_plan_make(const struct xfer_plan_in *in, struct xfer_plan **out,
                               struct fl_err *err);
+/* Which links would have been faster, and why they do not reach, of the first edge that has any: a sentence; "": none. */
+void xfer_plan_passed_over(const struct xfer_plan_in *in, const struct xfer_plan *p, char *text, size_t n);
 void xfer_plan_destroy(struct xfer_plan *p); /* its memory goes with the last holder */
 struct xfer_plan *xfer_plan_keep(struct xfer_plan *p); /* one more holder, on the same thread */
 FL_AUTO_DEFINE(xfer_plan)

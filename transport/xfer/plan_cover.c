@@ -121,21 +121,33 @@ static enum fl_status uncovered(const struct planner *pl, uint32_t t, const stru
 {
     const struct xfer_tensor *tensor = &pl->table.tensors[t];
     struct xfer_box both;
-    bool exists = false; /* then it is the way that lacks */
+    const struct shard *has = NULL; /* then it is the way that lacks */
 
-    for (uint32_t i = pl->holders.first_shard[t]; i < pl->holders.first_shard[t + 1]; i++)
-        exists = exists || box_meet(tensor->ndim, pl->holders.shards[i].box, box, &both);
-    char line[130], where[160];
-    struct fl_str s = FL_STR_ON(where);
+    for (uint32_t i = pl->holders.first_shard[t]; i < pl->holders.first_shard[t + 1] && !has; i++)
+        if (box_meet(tensor->ndim, pl->holders.shards[i].box, box, &both))
+            has = &pl->holders.shards[i];
+    char line[130], where[160], ways[200];
+    struct fl_str s = FL_STR_ON(where), w = FL_STR_ON(ways);
 
     for (unsigned d = 0; d < tensor->ndim; d++)
         fl_str_add(&s, "%s%llu:%llu", d ? ", " : "", (unsigned long long)box->at[d],
                    (unsigned long long)(box->at[d] + box->len[d]));
-    return fl_fail(pl->err, exists ? FL_UNREACHABLE : FL_INVALID,
-                   exists ? "no link for %s reaches engine rank %u from a source of [%s] of %s"
-                          : "mode %s, engine rank %u: no source has [%s] of %s",
-                   xfer_mode_name(pl->in->mode), pl->engine, where,
-                   xfer_tensor_line(tensor, line, sizeof(line)));
+    xfer_tensor_line(tensor, line, sizeof(line));
+    if (!has)
+        return fl_fail(pl->err, FL_INVALID, "mode %s, engine rank %u: no source has [%s] of %s",
+                       xfer_mode_name(pl->in->mode), pl->engine, where, line);
+    struct plan_gap g = {
+        .mode = pl->in->mode,
+        .from = &pl->in->places[pl->holders.holders[has->first_holder].source],
+        .to = &pl->in->places[pl->in->n_sources + pl->engine],
+        .faster_than_ns = UINT64_MAX,
+    };
+
+    plan_why_not(&g, pl->links, pl->n_links, &w);
+    return fl_fail(pl->err, FL_UNREACHABLE,
+                   "no link for %s reaches engine rank %u (%s) from a source of [%s] of %s",
+                   xfer_mode_name(pl->in->mode), pl->engine, ways[0] ? ways : "there is none",
+                   where, line);
 }
 
 /* Brings one box of a piece from as few sources as it takes. */

@@ -1,5 +1,6 @@
 /* transport/xfer/plan_priv.h - the steps of xfer_plan_make, for its files and tests */
 #pragma once
+#include "common/base/str.h"
 #include "transport/xfer/plan.h"
 
 /* ---- box algebra (plan_box.c) ---- */
@@ -73,6 +74,17 @@ enum fl_status plan_owned_tensors(struct plan_owned *o, const struct xfer_tensor
 uint64_t plan_seg_bytes(const struct link_seg *s); /* run_bytes x rows */
 /* Grows an array by doubling; false: no memory, the array is as it was. */
 bool plan_grow(void *array, size_t *cap, size_t want, size_t item_bytes);
+
+/* ---- ways that are not there (plan_say.c) ---- */
+bool plan_link_fits(enum xfer_mode m, const struct link_ops *k); /* can carry that mode, wherever it reaches */
+struct plan_gap { /* two places, and what is asked of a link between them */
+    enum xfer_mode mode;
+    const struct link_place *from, *to;
+    uint64_t faster_than_ns; /* for PLAN_GAP_BYTES; UINT64_MAX: any */
+};
+enum { PLAN_GAP_BYTES = 1 << 30 };
+/* "cuda_ipc: why it does not reach; nccl: ..."; "": all of them reach. */
+void plan_why_not(const struct plan_gap *g, const struct link_ops *const *links, size_t n, struct fl_str *out);
 
 /* ---- a plan in the making (plan.c, plan_cover.c, plan_edges.c) ---- */
 #define PLAN_NO_LINK UINT8_MAX
