@@ -9,6 +9,7 @@
 #include "cli/daemons.h"
 #include "cli/interrupt.h"
 #include "cli/start.h"
+#include "common/base/addr.h"
 #include "common/base/loop.h"
 #include "common/base/str.h"
 
@@ -20,7 +21,7 @@ struct start {
 static const struct fl_opt opts[] = {
     { FL_OPT_SWITCH, "head", .at = offsetof(struct start, head), .help = "start a head here, and its worker daemon" },
     { FL_OPT_TEXT, "address", .arg = "HOST:PORT", .at = offsetof(struct start, common.address),
-      .help = "join the head whose gRPC side is there (6379 by default)" },
+      .help = "join the head whose gRPC side is there; [IPv6]:PORT; without a port --port counts" },
     { FL_OPT_INT, "wait", .arg = "SECONDS", .fallback = "30", .max = 86400, .at = offsetof(struct start, how.wait_s),
       .help = "how long to wait for the head, which may start later" },
     { FL_OPT_SWITCH, "if-needed", .at = offsetof(struct start, if_needed), .help = "a daemon here that has joined that head already is enough" },
@@ -41,7 +42,7 @@ static const struct fl_opt head_opts[] = {
 };
 static const struct fl_opt node_opts[] = {
     { FL_OPT_TEXT, "node-ip-address", .arg = "ADDRESS", .at = offsetof(struct start, how.ip),
-      .help = "this node's own address (default: head MASTER_ADDR, else 127.0.0.1; worker: the source of the route to the head)" },
+      .help = "this node's own address: a literal, a name, an interface, or a subnet as 10.0.0.0/8, the same on every node (default: head MASTER_ADDR, else 127.0.0.1; worker: the source of the route to the head)" },
     { FL_OPT_TEXT, "node-name", .arg = "NAME", .at = offsetof(struct start, how.name), .help = "unique among live nodes (default: host name)" },
     { FL_OPT_TEXT, "num-cpus", .arg = "N", .at = offsetof(struct start, how.cpus), .help = "(default: cores that may be used)" },
     { FL_OPT_TEXT, "num-gpus", .arg = "N", .at = offsetof(struct start, how.gpus),
@@ -55,7 +56,7 @@ static const struct fl_opt node_opts[] = {
     { 0 }
 };
 
-enum { MAX_WORDS = 32, WORD_BYTES = 1024, READY_MS = 15000 };
+enum { MAX_WORDS = 32, WORD_BYTES = 1024, READY_MS = 15000, HTTP_MS = 300 };
 struct words { /* "--name=value" for a daemon */
     char text[MAX_WORDS][WORD_BYTES];
     const char *argv[MAX_WORDS + 1];
@@ -264,7 +265,7 @@ static void say_head(const json_t *head, const json_t *node)
     const char *address = cli_text(head, "address"), *ip = cli_text(head, "node_ip");
 
     printf("head      %s (worker daemons), %s (commands, browser)\n", address, cli_text(head, "http"));
-    printf("node      %s at %s\n\n", cli_text(node, "name"), cli_text(node, "address"));
+    printf("node      %s at %s (%s)\n\n", cli_text(node, "name"), cli_text(node, "address"), cli_text(node, "interface"));
     printf("  furlong train           a run on this cluster\n");
     printf("  furlong status          what it has and does\n");
     if (is_loopback(ip))
@@ -273,6 +274,22 @@ static void say_head(const json_t *head, const json_t *node)
         printf("  on each other node      furlong start --address=%s   (with the same token file: %s)\n",
                address, cli_text(head, "token_path"));
     printf("  furlong stop            end it\n");
+}
+
+/* A head's HTTP side taken for the port of daemons: said before anybody waits for it. */
+static enum fl_status not_http(const char *address, struct fl_err *err)
+{
+    struct cli_cluster c = { 0 };
+    json_t *status = NULL;
+    enum fl_status st = cli_url_of(address, c.url, err);
+
+    cli_token(c.token, sizeof(c.token));
+
+    if (st == FL_OK && cli_call(&c, "GET", "/api/furlong/status", NULL, HTTP_MS, &status, NULL) == FL_OK && *cli_text(status, "address"))
+        st = fl_fail(err, FL_INVALID, "--address=%s is the port for commands and jobs of a head; worker daemons join it at %s", address,
+                     cli_text(status, "address"));
+    json_decref(status);
+    return st;
 }
 
 static int run(const struct start *s)
@@ -288,6 +305,8 @@ static int run(const struct start *s)
 
     if (st == FL_OK && head)
         cli_describe(&d[n++], 'h', head);
+    if (st == FL_OK && !head)
+        st = not_http(s->common.address, &err);
     if (st == FL_OK)
         st = cli_start_node(&s->how, head ? cli_text(head, "address") : s->common.address, &node, &err);
     if (st == FL_OK)
@@ -303,8 +322,8 @@ static int run(const struct start *s)
     } else if (head) {
         say_head(head, node);
     } else {
-        printf("node %s at %s joined the head at %s\n", cli_text(node, "name"), cli_text(node, "address"),
-               s->common.address);
+        printf("node %s at %s (%s, %s) joined the head at %s\n", cli_text(node, "name"), cli_text(node, "address"),
+               cli_text(node, "interface"), cli_text(node, "address_why"), s->common.address);
     }
     fflush(stdout);
     if (st == FL_OK && s->block)
@@ -352,7 +371,7 @@ static int start(struct start *s, const struct fl_opts *o)
     if (o->n_words)
         return cli_misused(o->program, "'%s' is no option", o->words[0]);
     const char *master = getenv("MASTER_ADDR");
-    char at[300];
+    char at[300], whole[320];
     struct fl_err err = { 0 };
 
     if (!s->head && !s->common.address && master && *master) { /* the same on every node: the head's */
@@ -366,6 +385,11 @@ static int start(struct start *s, const struct fl_opts *o)
         s->how.ip = cli_head_ip();
     if (s->token_stdin && keep_token(&err) != FL_OK)
         return cli_failed(o->program, &err);
+    if (s->common.address) {
+        if (fl_addr_with_port("--address", s->common.address, (int)s->how.port, whole, sizeof(whole), &err) != FL_OK)
+            return cli_misused(o->program, "%s", err.text);
+        s->common.address = whole;
+    }
     if (s->if_needed && s->common.address && has_joined(s->common.address)) {
         printf("this node has joined the head at %s already\n", s->common.address);
         return 0;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/addr.h"
 #include "common/base/fault.h"
 #include "common/base/file.h"
 #include "common/base/id.h"
@@ -68,10 +69,27 @@ struct program {
     char state_dir[FL_PATH_MAX], dir[FL_PATH_MAX], file[FL_PATH_MAX], token_path[FL_PATH_MAX];
     char ray_token[257];
     char token[129], rpc_at[128], http_at[128];
+    struct fl_addr own, http_own; /* as others are told; any: bound to all */
+    const char *rpc_host, *http_host, *asked_ip;
     char note[256]; /* for whoever started it, or "" */
     bool beyond;    /* reachable from other hosts */
     bool over;      /* the cluster was shut down, not only this process */
 };
+
+/* ---- the addresses ---- */
+
+/* What is asked is a literal, a name, an interface, a subnet or a wildcard; from here on it is a literal. */
+static enum fl_status find_addresses(struct program *p, struct fl_err *err)
+{
+    FL_TRY(fl_addr_find("--node-ip-address", p->args.node_ip, NULL, &p->own, err));
+    FL_TRY(fl_addr_find("--dashboard-host", p->args.dashboard_host, NULL, &p->http_own, err));
+    p->rpc_host = !p->own.any ? p->own.text : strchr(p->args.node_ip, ':') ? "::" : "0.0.0.0";
+    p->http_host = !p->http_own.any ? p->http_own.text : strchr(p->args.dashboard_host, ':') ? "::" : "0.0.0.0";
+    p->asked_ip = p->args.node_ip;
+    p->args.node_ip = p->own.text;
+    fl_info("own address=%s interface=%s bound=%s: %s", p->own.text, p->own.iface, p->rpc_host, p->own.why);
+    return FL_OK;
+}
 
 /* ---- the token ---- */
 
@@ -106,7 +124,7 @@ static enum fl_status find_token(struct program *p, struct fl_err *err)
         FL_TRY(fl_state_dir(NULL, state, err));
         FL_TRY(fl_path(p->token_path, err, "%s/token", state));
     }
-    p->beyond = !loopback(p->args.node_ip) || !loopback(p->args.dashboard_host);
+    p->beyond = !loopback(p->rpc_host) || !loopback(p->http_host);
     if (stat(p->token_path, &sb) < 0)
         return !p->beyond        ? FL_OK
                : errno == ENOENT ? make_token(p, err)
@@ -186,29 +204,28 @@ static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
     struct wire_hello me = head_hello(p->head);
     /* A head that only this host reaches asks its daemons for nothing, whether a token is there or
      * not. */
-    bool closed = !loopback(p->args.node_ip);
+    bool closed = !loopback(p->rpc_host);
     struct stream_to at = {
         .target = target, .tls = p->tls, .key_of = closed ? head_key_of : NULL, .admit = head_admit
     };
 
-    snprintf(target, sizeof(target), strchr(p->args.node_ip, ':') ? "[%s]:%d" : "%s:%d",
-             p->args.node_ip, (int)p->args.port);
+    snprintf(target, sizeof(target), strchr(p->rpc_host, ':') ? "[%s]:%d" : "%s:%d", p->rpc_host, (int)p->args.port);
     if (stream_listen(p->loop, &stream_rpc, &at, &me, head_accept, p->head, &p->rpc, err) != FL_OK)
         return no_port(err, "daemons", "node-ip-address", p->args.node_ip, "port", p->args.port);
-    (void)FL_COPY(p->rpc_at, stream_server_at(p->rpc));
+    snprintf(p->rpc_at, sizeof(p->rpc_at), strchr(p->own.text, ':') ? "[%s]%s" : "%s%s", p->own.text,
+             strrchr(stream_server_at(p->rpc), ':'));
     return FL_OK;
 }
 
 /* What others dial has to be in the certificate; that it is not is better said here than there. */
 static enum fl_status load_tls(struct program *p, struct fl_err *err)
 {
-    const char *http = p->args.dashboard_host;
-    bool any = strcmp(http, "0.0.0.0") == 0 || strcmp(http, "::") == 0;
+    const char *http = p->http_host;
 
     FL_TRY(tls_load(&p->tls_opts, &p->cover, &p->tls, err));
     if (p->tls)
         FL_TRY(tls_id_names(p->tls, p->args.node_ip, err));
-    if (p->cover == TLS_ALL && !any)
+    if (p->cover == TLS_ALL && !p->http_own.any)
         FL_TRY(tls_id_names(p->tls, http, err));
     if (p->cover != TLS_ALL && !loopback(http))
         snprintf(p->note, sizeof(p->note),
@@ -221,12 +238,10 @@ static enum fl_status load_tls(struct program *p, struct fl_err *err)
 
 static enum fl_status listen_http(struct program *p, struct fl_err *err)
 {
-    bool any =
-        strcmp(p->args.dashboard_host, "0.0.0.0") == 0 || strcmp(p->args.dashboard_host, "::") == 0;
-    const char *shown = any ? p->args.node_ip : p->args.dashboard_host;
+    const char *shown = p->http_own.any ? p->own.text : p->http_own.text;
     char self[256] = "";
-    const char *hosts[] = { p->args.node_ip, self, NULL };
-    struct http_config c = { .host = p->args.dashboard_host,
+    const char *hosts[] = { p->args.node_ip, p->asked_ip, self, NULL };
+    struct http_config c = { .host = p->http_host,
                              .port = (uint16_t)p->args.dashboard_port,
                              .routes = head_routes(),
                              .arg = p->head,
@@ -237,7 +252,7 @@ static enum fl_status listen_http(struct program *p, struct fl_err *err)
                              .plain_errors = true };
 
     if (gethostname(self, sizeof(self) - 1) < 0 || !self[0])
-        hosts[1] = NULL;
+        hosts[2] = NULL;
     if (http_server_create(p->loop, &c, &p->http, err) != FL_OK)
         return no_port(err, "HTTP", "dashboard-host", p->args.dashboard_host, "dashboard-port", p->args.dashboard_port);
     snprintf(p->http_at, sizeof(p->http_at),
@@ -399,7 +414,7 @@ static enum fl_status start(struct program *p, struct fl_err *err)
 {
     static const int signals[] = { SIGTERM, SIGINT };
     struct head_config cfg = { .state_dir = p->state_dir,
-                               .node_ip = p->args.node_ip,
+                               .node_ip = p->own.text,
                                .silent_ms = (uint32_t)p->args.silent_ms,
                                .until_idle = p->args.until_idle,
                                .token = p->token,
@@ -411,6 +426,7 @@ static enum fl_status start(struct program *p, struct fl_err *err)
 
     cfg.beat_ms = p->args.silent_ms < 5000 ? (uint32_t)(p->args.silent_ms / 5) : 1000;
     FL_TRY(fl_state_dir(p->args.state_dir, p->state_dir, err));
+    FL_TRY(find_addresses(p, err));
     FL_TRY(find_token(p, err));
     FL_TRY(find_ray_token(p, err));
     FL_TRY(load_tls(p, err));

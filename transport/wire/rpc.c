@@ -115,7 +115,12 @@ static enum fl_status hub_start(struct fl_err *err)
 
     sigfillset(&all); /* signals are the loop's: none of gRPC's threads takes them */
     pthread_sigmask(SIG_BLOCK, &all, &before);
+    /* Its own resolver asks a name server for the family that the hosts file lacks, and waits for it where there is none. */
+    bool ours = !getenv("GRPC_DNS_RESOLVER") && setenv("GRPC_DNS_RESOLVER", "native", 0) == 0;
+
     grpc_init();
+    if (ours)
+        (void)unsetenv("GRPC_DNS_RESOLVER"); /* not for those that are started from here */
     hub.cq = grpc_completion_queue_create_for_next(NULL);
     rc = FL_FAULT("wire.pump") ? EAGAIN : pthread_create(&hub.pump, NULL, pump, hub.cq);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

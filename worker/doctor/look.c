@@ -266,7 +266,7 @@ static bool reaches(const char *head, char *why, size_t cap)
 static void look_addresses(const char *head, struct doctor_list *l)
 {
     const char *asked = getenv("FURLONG_NODE_IP"), *proxy = getenv("http_proxy");
-    struct node_addr a;
+    struct fl_addr a;
     struct fl_err err = { 0 };
     char why[128];
 
@@ -326,6 +326,7 @@ void doctor_look(const struct doctor_ask *ask, struct doctor_list *l)
         look_port("commands and browsers", 8265, l);
     }
     look_addresses(ask->head, l);
+    doctor_look_sockets(l);
     look_state(ask->state_dir, l);
     look_clock(l);
     look_path(l);

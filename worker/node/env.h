@@ -10,7 +10,7 @@
 struct node_env_in {
     const char *const *base; /* the daemon's environment, ended by NULL */
     const Fl__WorkerSpec *spec;
-    const struct node_addr *addr;
+    const struct fl_addr *addr;
     const char *node;
     const char *python_path; /* in front of PYTHONPATH; NULL or "": nothing */
     int seat_fd;

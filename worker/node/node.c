@@ -39,11 +39,12 @@ static char *json_text(const struct node *n)
 
     FL_HEX(n->ident.me.id, node);
     (void)fl_pid_start_time((int)getpid(), &start_time, NULL);
-    json_t *j = json_pack("{ss sI ss si sI ss ss ss sb sI sb sO*}", "node", node, "start",
+    json_t *j = json_pack("{ss sI ss si sI ss ss ss sb sI sb ss ss sO*}", "node", node, "start",
                           (json_int_t)n->ident.me.start, "name", n->name, "pid", (int)getpid(),
                           "start_time", (json_int_t)start_time, "address", n->addr.text, "head",
                           n->cfg.address, "sock", n->sock_path, "private", n->cfg.is_private, "joins",
-                          (json_int_t)n->joins, "joined", n->joined, "notes", n->cfg.notes);
+                          (json_int_t)n->joins, "joined", n->joined, "interface", n->addr.iface,
+                          "address_why", n->addr.why, "notes", n->cfg.notes);
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
 
     json_decref(j);
@@ -303,9 +304,11 @@ static enum fl_status begin(struct node *n, struct fl_err *err)
 
     FL_TRY(take_name(n, err));
     FL_TRY(node_addr_check(n->cfg.address, err));
+    if (n->cfg.ip && fl_addr_is_any(n->cfg.ip))
+        n->cfg.ip = NULL; /* others are told where this node really is, as without it */
     if (n->cfg.ip) {
         FL_TRY(node_addr_find(n->cfg.ip, n->cfg.address, &n->addr, err));
-        fl_info("own address=%s interface=%s: as asked", n->addr.text, n->addr.iface);
+        fl_info("own address=%s interface=%s: %s", n->addr.text, n->addr.iface, n->addr.why);
     }
     FL_TRY(node_inventory_make(&n->cfg, getenv("CUDA_VISIBLE_DEVICES"), n->cfg.nvml, &n->gpus,
                                &n->inventory, err));

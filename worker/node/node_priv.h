@@ -165,7 +165,7 @@ struct node {
     struct node_ident ident;
     char runtime[FL_PATH_MAX], dir[FL_PATH_MAX], sock_path[FL_PATH_MAX], json_path[FL_PATH_MAX];
     char name[64], boot_id[40], token_path[FL_PATH_MAX];
-    struct node_addr addr; /* text "" until the way to the head is known */
+    struct fl_addr addr; /* text "" until the way to the head is known */
     Fl__Inventory *inventory;
     struct leases *leases;
     struct worker *workers;

@@ -56,7 +56,7 @@ struct uplink {
     struct reading *readings;
     void (*left)(struct node *n);
     struct fl_work look; /* own address: a name is looked up */
-    struct node_addr found;
+    struct fl_addr found;
     struct fl_err look_err;
     bool looking, dead; /* dead: destroyed while the pool still looks */
     char head[256];
@@ -471,8 +471,7 @@ static void look_done(struct fl_work *w, enum fl_status st)
         return;
     }
     n->addr = u->found;
-    fl_info("own address=%s interface=%s: the source of the way to the head", n->addr.text,
-            n->addr.iface);
+    fl_info("own address=%s interface=%s: %s", n->addr.text, n->addr.iface, n->addr.why);
     if (address_is_certified(u))
         dial(u);
 }
