@@ -11,6 +11,8 @@
 #include "common/base/id.h"
 #include "common/base/str.h"
 
+enum { NO_HTTP = 1 }; /* CURLE_UNSUPPORTED_PROTOCOL: HTTP/2 frames came in place of a status line */
+
 enum fl_status cli_url_of(const char *address, char url[CLI_URL_BYTES], struct fl_err *err)
 {
     struct fl_str s = { url, 0, CLI_URL_BYTES, CLI_URL_BYTES - 1, false, false };
@@ -277,6 +279,9 @@ enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const ch
     enum fl_status st = http_fetch(&ask, out, err);
 
     free(text);
+    if (st != FL_OK && err && err->origin == FL_FROM_CURL && err->native == NO_HTTP)
+        return fl_fail(err, FL_INVALID, "%s is the port that worker daemons join, not the one for commands and jobs: that is the head's "
+                       "HTTP port, 8265 by default", c->url);
     return st == FL_OK ? FL_OK : fl_wrap(err, st, "head at %s", c->url);
 }
 

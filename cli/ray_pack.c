@@ -398,7 +398,7 @@ static enum fl_status upload(const struct cli_cluster *c, const char *name, cons
     cli_trust(c, &ask);
     st = http_fetch(&ask, &a, err);
     if (st == FL_OK && a.status != 200)
-        st = fl_fail(err, FL_INVALID, "%s: a package of %zu bytes is answered %u: %.160s", url, zip->len, a.status,
+        st = fl_fail(err, a.status >= 500 || a.status == 413 ? FL_EXHAUSTED : FL_INVALID, "%s: a package of %zu bytes is answered %u: %.160s", url, zip->len, a.status,
                      a.body ? a.body : "");
     http_answer_fini(&a);
     return st;

@@ -40,7 +40,8 @@ static json_t *env_json(const Fl__WorkerEnv *m)
 
     for (size_t i = 0; i < m->n_env; i++) {
         const char *name = m->env[i]->name, *value = m->env[i]->value;
-        json_t *v = fl_name_is_secret(name) ? json_string("***") : json_string(value);
+        bool hidden = fl_name_is_secret(name) || strcmp(name, "RAY_JOB_CONFIG_JSON_ENV_VAR") == 0; /* repeats all of env_vars */
+        json_t *v = json_string(hidden ? "***" : value);
 
         json_object_set_new(o, name, v ? v : json_string("(no UTF-8)"));
     }
