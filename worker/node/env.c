@@ -134,7 +134,7 @@ static uint32_t device_index(const struct env *e, const Fl__WorkerSpec *s)
     return at < 0 ? s->local_rank : (uint32_t)at;
 }
 
-static void set_ranks(struct env *e, const Fl__WorkerSpec *s, const struct node_addr *addr)
+static void set_ranks(struct env *e, const Fl__WorkerSpec *s, const struct fl_addr *addr)
 {
     if (strcmp(s->role, "trainer") && strcmp(s->role, "critic"))
         return; /* an engine would take them for its own */
@@ -148,7 +148,7 @@ static void set_ranks(struct env *e, const Fl__WorkerSpec *s, const struct node_
 }
 
 /* One address for every channel: others would look for an interface of their own. */
-static void set_address(struct env *e, const struct node_addr *addr)
+static void set_address(struct env *e, const struct fl_addr *addr)
 {
     static const char *const hosts[] = { "MILES_HOST_IP", "SGLANG_HOST_IP", "VLLM_HOST_IP" };
     char exact[40];
@@ -166,6 +166,8 @@ static void set_address(struct env *e, const struct node_addr *addr)
 
 static void set_ports(struct env *e, const Fl__WorkerSpec *s)
 {
+    if (s->master_port && strcmp(s->role, "trainer") && strcmp(s->role, "critic"))
+        env_set_u(e, "FURLONG_BASE_PORT", s->master_port); /* an engine's: the first of four in a row */
     for (size_t i = 0; i < s->n_ports; i++) {
         char name[64] = "FURLONG_PORT_";
         size_t at = strlen(name);
@@ -179,7 +181,7 @@ static void set_ports(struct env *e, const Fl__WorkerSpec *s)
 }
 
 /* Where a proxy is set, the cluster's own addresses are kept from it: added to what the user wrote, never in its place. */
-static void set_no_proxy(struct env *e, const Fl__WorkerSpec *s, const struct node_addr *addr)
+static void set_no_proxy(struct env *e, const Fl__WorkerSpec *s, const struct fl_addr *addr)
 {
     static const char *const proxies[] = { "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY" };
     static const char *const names[] = { "no_proxy", "NO_PROXY" };

@@ -22,13 +22,13 @@ static void given_forget(struct node *n, uint64_t lease)
             n->given[i] = n->given[--n->n_given];
 }
 
-static bool is_given(const struct node *n, uint32_t port)
+static bool is_given(const struct node *n, uint32_t port, const Fl__WorkerSpec *but)
 {
     for (size_t i = 0; i < n->n_given; i++)
         if (n->given[i].port == port)
             return true;
     for (const struct worker *w = n->workers; w; w = w->hh.next)
-        for (size_t i = 0; i < w->spec->n_ports && !w->gone; i++)
+        for (size_t i = 0; i < w->spec->n_ports && !w->gone && w->spec != but; i++)
             if (number_of(w->spec->ports[i]) == port)
                 return true;
     return false;
@@ -43,7 +43,7 @@ static enum fl_status find_row(struct node *n, uint16_t *from, uint32_t count, u
         uint16_t port;
 
         FL_TRY(node_port_free(n->addr.text, from, &port, err));
-        if (is_given(n, port))
+        if (is_given(n, port, NULL))
             have = 0;
         else if (have && port != out[have - 1] + 1) {
             out[0] = port;
@@ -81,7 +81,7 @@ void node_ports_give(struct node *n, const Fl__LeasePrepare *m, const uint32_t *
     }
 }
 
-static enum fl_status named_port(struct node *n, const char *port, struct fl_err *err)
+static enum fl_status named_port(struct node *n, const Fl__WorkerSpec *spec, const char *port, struct fl_err *err)
 {
     uint32_t number = number_of(port);
     char who[160];
@@ -91,7 +91,7 @@ static enum fl_status named_port(struct node *n, const char *port, struct fl_err
         return fl_fail(err, FL_INVALID, "%.60s: a port is a number from 1 to 65535", port);
     if (fl_port_holder((uint16_t)number, who, sizeof(who)))
         return fl_fail(err, FL_EXISTS, "port %u (%.*s) of node %s is taken by %s", number, len, port, n->name, who);
-    if (is_given(n, number))
+    if (is_given(n, number, spec))
         return fl_fail(err, FL_EXISTS, "port %u (%.*s) of node %s is given to other work that has not bound it yet; see furlong list ports",
                        number, len, port, n->name);
     return FL_OK;
@@ -101,7 +101,7 @@ enum fl_status node_ports_of_worker(struct node *n, Fl__WorkerSpec *spec, struct
 {
     for (size_t i = 0; i < spec->n_ports; i++)
         if (strchr(spec->ports[i], '='))
-            FL_TRY(named_port(n, spec->ports[i], err));
+            FL_TRY(named_port(n, spec, spec->ports[i], err));
     for (size_t i = 0; i < spec->n_ports; i++) {
         uint16_t from = n->ports_from ? n->ports_from : PORTS_FROM;
         uint32_t port;

@@ -16,13 +16,14 @@
 #include "common/base/fault.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "common/base/port.h"
 #include "common/base/str.h"
 #include "common/conf/json.h"
 #include "transport/http/http.h"
 
 extern char **environ;
 
-enum { LOOK_MS = 30000, STOP_MS = 5000, ANSWER_MAX = 64 << 20 };
+enum { LOOK_MS = 30000, STOP_MS = 5000, ANSWER_MAX = 64 << 20, OWN_PORTS = 4 };
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 /* The sentence in an error's body: "message", "error" as a text or an object with a message, or the
@@ -115,21 +116,39 @@ enum fl_status sglang_do(const struct sglang_server *s, const char *path, json_t
 
 /* ---- our child --------------------------------------------------------------------------------
  */
-/* Free at this moment. Who takes it in between makes the child fail, which is said, and it is
- * started again. */
-static enum fl_status free_port(uint16_t *out, struct fl_err *err)
+static bool port_bind(uint16_t port, uint16_t *got)
 {
-    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) }, .sin_port = htons(port) };
     socklen_t len = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool ok = fd >= 0 && bind(fd, (struct sockaddr *)&at, len) == 0 &&
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+    bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+              bind(fd, (struct sockaddr *)&at, len) == 0 && listen(fd, 1) == 0 &&
               getsockname(fd, (struct sockaddr *)&at, &len) == 0;
-    enum fl_status st = ok ? FL_OK : fl_fail_errno(err, "a port for the SGLang server");
 
     if (fd >= 0)
         (void)close(fd);
-    *out = ntohs(at.sin_port);
-    return st;
+    *got = ntohs(at.sin_port);
+    return ok;
+}
+
+/* One of this engine's own, which nobody else is told while it lives; the next of them where
+ * somebody took it all the same. Without a daemon that gives some: any that is free at this moment. */
+static enum fl_status free_port(uint16_t *out, struct fl_err *err)
+{
+    const char *given = getenv("FURLONG_BASE_PORT");
+    int64_t base = 0;
+
+    if (given && fl_parse_i64(given, 1, 65535 - OWN_PORTS, &base, NULL) == FL_OK)
+        for (int i = 0; i < OWN_PORTS; i++) {
+            char who[160];
+
+            if (port_bind((uint16_t)(base + i), out))
+                return FL_OK;
+            if (!fl_port_holder((uint16_t)(base + i), who, sizeof(who)))
+                (void)FL_COPY(who, "somebody");
+            fl_warn("a port of this engine is taken, the next one is tried port=%d by=\"%s\"", (int)(base + i), who);
+        }
+    return port_bind(0, out) ? FL_OK : fl_fail_errno(err, "a port for the SGLang server");
 }
 
 /* Where the loader lies that the server shall import: from PYTHONPATH, or beside this program. */
