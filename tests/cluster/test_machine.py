@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import harness
-from harness import BIN, Place, hosts, place, wait_for
+from harness import BIN, Place, hosts, place
 
 
 def under(p, *words):
@@ -54,35 +54,10 @@ def test_who_has_the_port():
         p.furlong("start", "--head", "--num-gpus=0", check=0)
         found = [x for x in p.furlong("doctor", "--json", "--no-devices").json() if x["check"] == "ports"]
         pid = p.info("h")[0]["pid"]
-        assert [x["state"] for x in found] == ["warn", "warn"] and all(f"pid {pid} (furlong-head)" in x["text"] for x in found), found
+        assert [x["state"] for x in found] == ["warn", "warn"] and all(f"pid {pid} (furlong-head " in x["text"] for x in found), found
         r = p.furlong("start", "--head", "--num-gpus=0", env={"FURLONG_RUNTIME_DIR": f"{p.root}/r2", "FURLONG_STATE_DIR": f"{p.root}/s2"})
-        assert r.code == 1 and "8265" in r.err and "in use" in r.err, r
+        assert r.code == 1 and "8265" in r.err and "in use by pid" in r.err, r
         p.furlong("stop", check=0)
-
-
-def test_the_hosts_name_does_not_count():
-    """The name leads to 127.0.1.1, as on Debian: the address is the source of the way to the head."""
-    if os.geteuid() != 0:
-        raise harness.Skip("a mount namespace needs root")
-    with hosts(2) as (head, other):
-        head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=0", "--node-name=n1", check=0)
-        with open(f"{other.root}-hosts", "w", encoding="ascii") as f:
-            f.write(f"127.0.0.1 localhost\n127.0.1.1 {os.uname().nodename}\n")
-        odd = under(other, "ip", "netns", "exec", other.netns, "unshare", "-m", "--propagation", "private", "sh", "-c",
-                    f'mount --bind {other.root}-hosts /etc/hosts && exec "$0" "$@"')
-        odd.furlong("start", "--address=10.77.0.1:6379", "--num-gpus=0", "--node-name=n2", check=0)
-        assert other.info("n")[0]["address"] == "10.77.0.2"
-        log = open(f"{other.root}/s/logs/furlong-node.log", encoding="utf-8").read()
-        assert "own address=10.77.0.2 interface=eth0: the source of the way to the head" in log, log
-        r = other.furlong("start", "--address=10.77.0.1:6379", "--node-ip-address=10.99.0.1", f"--state-dir={other.root}/s9", "--node-name=n9")
-        assert r.code != 0 and "no interface of this host has it" in r.err, r
-        r = other.furlong("doctor", "--address=10.77.0.1:6379", "--json", "--no-devices")
-        found = {x["check"]: x for x in r.json()}
-        assert found["address"]["state"] == "ok" and found["address"]["text"].startswith("10.77.0.2 on eth0"), found
-        assert found["head"]["state"] == "ok", found
-        subprocess.run(["ip", "-n", head.netns, "link", "set", "eth0", "down"], check=True)
-        r = other.furlong("doctor", "--address=10.77.0.1:6379", "--json", "--no-devices")
-        assert r.code == 1 and [x["state"] for x in r.json() if x["check"] == "head"] == ["fail"], r
 
 
 def test_two_installs():

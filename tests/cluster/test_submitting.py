@@ -1,14 +1,19 @@
 """Submitting: what arrives, what is refused and how, where the command runs, how it ends. Named by the cases of people in
 trouble that they hold."""
+import http.client
+import http.server
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
+import threading
 import time
 
 import harness
-from harness import hosts
-from submitting import BOTH, job, jobs, shared, submit
+from harness import hosts, place, wait_for
+from submitting import BOTH, by_name, job, jobs, shared, submit
 
 WORDS = ["{'a':{'b':1}}", '{"a": "b c"}', "", '"', "back\\", "*", "two\nlines", "größe ✓"]
 DUMP = "import sys; print('ARGV', *(x.encode('utf-8', 'surrogateescape').hex() or '-' for x in sys.argv[1:]))"
@@ -91,7 +96,7 @@ def p05_a_folder_that_is_too_large_is_refused_here():
 
 def p06_one_limit_on_every_path():
     p = shared()
-    http = p.info("h")[0]["http"].split("//")[-1]
+    at = p.info("h")[0]["http"].split("//")[-1]
     assert "at most 100 MiB" in p.furlong("job", "submit", "--help", check=0).out
     for mib, wanted in ((99, True), (101, False), (499, False), (501, False)):
         wd = f"{p.root}/p06-{mib}"
@@ -101,7 +106,7 @@ def p06_one_limit_on_every_path():
             assert (r.code == 0) == wanted, (mib, r)
             assert wanted or "at most 100 MiB" in r.err, r
         # the same bytes by hand: refused by their length, before they are sent
-        c = http_connection(http)
+        c = http_connection(at)
         c.putrequest("PUT", f"/api/packages/gcs/_ray_pkg_{mib:016x}.zip")
         c.putheader("Content-Length", str((mib << 20) + 200))
         c.endheaders()
@@ -117,7 +122,6 @@ def p06_one_limit_on_every_path():
 
 
 def http_connection(at):
-    import http.client
     return http.client.HTTPConnection(at, timeout=60 * harness.SLOW)
 
 
@@ -167,6 +171,137 @@ def p08_the_same_environment_in_three_ways():
     for name, words in (("bad.yaml", ["bad.yaml", "line 3"]), ("number.yaml", ["env_vars.N", "a text is wanted"])):
         r = p.furlong("job", "submit", f"--runtime-env={p.root}/{name}", "--", "true")
         assert r.code == 2 and all(w in r.err for w in words), r
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """A server that takes no package, as behind a gateway with a limit of its own."""
+
+    def do_GET(self):
+        self.answer(404, b"not here")
+
+    def do_PUT(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(507, b"no space for packages")
+
+    def answer(self, code, body):
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def p18_errors_are_seen_through_pipes():
+    p = shared()
+    fill(f"{p.root}/p18", 1, 1000)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for program, flag in zip(BOTH, ("--upload", "--working-dir")):
+            c = p.spawn(*program, f"--address=http://127.0.0.1:{server.server_address[1]}", f"{flag}={p.root}/p18", "--", "true")
+            said = c.stderr.readline()  # before the command has ended: nothing is kept in a buffer
+            out, err = c.communicate(timeout=30 * harness.SLOW)
+            assert c.returncode == 1 and "507" in said + err and "no space for packages" in said + err and "507" not in out, (program, said, out, err)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def p19_the_other_port_says_so():
+    with place() as p:
+        p.start_head("--num-gpus=0")
+        daemons, commands = p.info("h")[0]["address"], p.info("h")[0]["http"].split("//")[-1]
+        log = lambda: open(f"{p.root}/s/logs/furlong-head.log", encoding="utf-8").read()
+        before = log().count("\n")
+        for program in (("furlong", "job", "submit"), ("furlong", "status"), ("furlong", "job", "list")):
+            r = p.run(*program, f"--address=http://{daemons}", *(["--", "true"] if "submit" in program else []))
+            assert r.code != 0 and r.err.count("\n") == 1 and "is the port that worker daemons join" in r.err and "8265" in r.err, r
+        r = p.furlong("start", f"--address={commands}", f"--state-dir={p.root}/s2")
+        assert r.code != 0 and r.err.count("\n") == 1 and f"worker daemons join it at {daemons}" in r.err, r
+        for at, words in ((daemons, b"POST /api/jobs/ HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"),
+                          (daemons, b"x" * 3), (commands, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))):
+            with socket.create_connection((at.split(":")[0], int(at.split(":")[1])), timeout=30 * harness.SLOW) as s:
+                s.sendall(words)
+                s.shutdown(socket.SHUT_WR)
+                b"".join(iter(lambda: s.recv(65536), b""))  # it ends
+        r = p.furlong("job", "submit", "--", "echo still here", check=0)
+        assert r.out == "still here\n", r
+        assert log().count("\n") < before + 10, log()
+        p.furlong("stop", check=0)
+
+
+def p20_submitting_right_after_starting():
+    """As in one shell script: start, submit, stop; and again."""
+    line = f"for i in $(seq 10); do {harness.BIN}/furlong start --head --port=0 --dashboard-port=0 --num-gpus=0 >out 2>&1 && " \
+           f"for k in 1 2 3 4 5; do {harness.BIN}/furlong job submit --no-wait -- true >>out 2>&1 && echo accepted; done; " \
+           f"{harness.BIN}/furlong stop >>out 2>&1; done"
+    with place() as p:
+        r = subprocess.run(["bash", "-c", line], env=p.env, cwd=p.root, capture_output=True, text=True, timeout=120 * harness.SLOW)
+        assert r.stdout.split() == ["accepted"] * 50, (r, open(f"{p.root}/out", encoding="utf-8").read())
+        with subprocess.Popen(["python3", "-m", "http.server", "--bind", "127.0.0.1", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env={**os.environ, "PYTHONUNBUFFERED": "1"}) as other:
+            port = re.search(r"port (\d+)", other.stdout.readline())[1]
+            try:
+                for mine, free in (("--port", "--dashboard-port"), ("--dashboard-port", "--port")):
+                    r = p.furlong("start", "--head", f"{mine}={port}", f"{free}=0")
+                    assert r.code == 1 and f"{mine}={port}: in use by pid {other.pid} (python3 -m http.server" in r.err, r
+                    assert not p.processes(), p.processes()
+            finally:
+                other.kill()
+
+
+PROXIES = {n: "http://127.0.0.1:9" for n in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")}
+
+
+def p21_proxies_are_not_for_the_cluster():
+    with hosts(2) as (head, other):
+        for p in (head, other):
+            p.env.update(PROXIES, no_proxy="", NO_PROXY="")
+            by_name(p)
+        head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=1", "--node-name=n1", check=0)
+        other.furlong("start", "--address=10.77.0.1:6379", "--num-gpus=1", "--node-name=n2", "--wait=30", check=0)
+        for program in BOTH:
+            r = other.run(*program, "--address=http://10.77.0.1:8265", *(["--working-dir=/"] if program[0] == "furlong" else []), "--", "echo through", check=0)
+            assert "through\n" in r.out, r
+        other.furlong("status", "--address=http://10.77.0.1:8265", check=0)
+        r = other.furlong("doctor", "--address=10.77.0.1:6379", "--json", "--no-devices")
+        assert [x["state"] for x in r.json() if x["check"] == "head"] == ["ok"], r
+        head.furlong("train", "--num-rollout=1", "--rollout-batch-size=4", "--n-samples-per-prompt=2", "--actor-num-nodes=1", "--actor-num-gpus-per-node=1",
+                     "--rollout-num-gpus=1", "--num-gpus-per-node=1", check=0)  # engine and trainer on two hosts
+        for p in (other, head):
+            p.furlong("stop", check=0)
+
+
+def p118_what_goes_along_from_the_shell():
+    with hosts(2) as (head, other):
+        head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=0", "--node-name=n1", check=0)
+        other.furlong("start", "--address=10.77.0.1:6379", "--num-gpus=1", "--node-name=n2", "--wait=30", check=0)
+        mine = {"FOO": "a='b c' d", "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "no_proxy": "10.0.0.0/8", "HF_HOME": "/data/hf", "WANDB_API_KEY": "s3cret", "BAR": "stays",
+                "NCCL_SOCKET_IFNAME": "of-this-machine", "LINES": "one\ntwo"}
+        jobs_of = (("plain", [], {}), ("off", ["--off-head"], {}), ("proxy", ["--off-head"], {"https_proxy": "http://proxy:3128"}))
+        for name, flags, more in jobs_of:
+            head.furlong("job", "submit", f"--submission-id={name}", "--no-wait", "--working-dir=/", "--pass-env=FOO,LINES", *flags, "--", "sleep 1000", env={**mine, **more}, check=0)
+        r = head.furlong("job", "submit", "--pass-env=NOT_SET_HERE", "--", "true")
+        assert r.code == 2 and "NOT_SET_HERE is not set here" in r.err, r
+        for name, _, more in jobs_of:
+            wait_for("its process", lambda: job(head, name)["status"] == "RUNNING")
+            workers = head.furlong("job", "env", name, "--json", check=0).json()["workers"]
+            assert len(workers) == 1 and workers[0]["node"] == ("n1" if name == "plain" else "n2"), workers
+            env = workers[0]["env"]
+            for k in ("FOO", "NCCL_IB_HCA", "HF_HOME", "LINES"):
+                assert env[k] == mine[k], (k, env[k])
+            assert "BAR" not in env and env["WANDB_API_KEY"] == "***" and env["NCCL_SOCKET_IFNAME"] == "=eth0", env
+            if more:  # what the user wrote stays in front, and all nodes are kept from the proxy
+                assert env["no_proxy"].startswith("10.0.0.0/8,") and {"127.0.0.1", "10.77.0.1", "10.77.0.2"} <= set(env["no_proxy"].split(",")), env
+                assert env["https_proxy"] == more["https_proxy"] and env["NO_PROXY"] == env["no_proxy"], env
+            else:
+                assert env["no_proxy"] == "10.0.0.0/8", env
+            text = head.furlong("job", "env", name, check=0).out
+            assert "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1" in text and "s3cret" not in text, text
+        for p in (other, head):
+            p.furlong("stop", check=0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #include "common/base/fault.h"
 #include "common/base/file.h"
 #include "common/base/id.h"
+#include "common/base/port.h"
 #include "common/base/str.h"
 #include "worker/node/addr.h"
 #include "worker/node/env.h"
@@ -10,6 +11,7 @@
 #include "worker/node/inventory.h"
 #include "worker/node/leases.h"
 #include "worker/node/node.h"
+#include "worker/node/ports.h"
 #include "worker/node/visible.h"
 #include <arpa/inet.h>
 #include <stdlib.h>
@@ -150,7 +152,7 @@ static void p24_env_rules(void **state)
         { "UUIDs", "trainer", "GPU-b", "CUDA_VISIBLE_DEVICES=GPU-a,GPU-b", noset, "LOCAL_RANK=1",
           "" },
     };
-    const struct node_addr addr = { .text = "10.0.0.7", .iface = "eth1" };
+    const struct fl_addr addr = { .text = "10.0.0.7", .iface = "eth1" };
 
     (void)state;
     for (size_t i = 0; i < FL_LEN(rows); i++) {
@@ -377,7 +379,7 @@ static void inventories_refused(void **state)
 
 static void addresses(void **state)
 {
-    struct node_addr a;
+    struct fl_addr a;
     struct fl_err err;
 
     (void)state;
@@ -393,6 +395,43 @@ static void addresses(void **state)
     t_refused(node_addr_find(NULL, "fd00::1:6379", &a, &err), FL_INVALID, &err);
     t_has(err.text, "write an IPv6 address as [fd00::1]");
     t_refused(node_addr_find(NULL, "host:70000", &a, &err), FL_INVALID, &err);
+}
+
+/* 64 engines with three ports each, 20 times: none twice, none of the outgoing connections' range. */
+static void ports_of_many(void **state)
+{
+    static struct node n = { .addr.text = "127.0.0.1" };
+    static struct worker all[64];
+    static Fl__WorkerSpec specs[64];
+    static char *names[64][3], text[64][3][8];
+    static bool seen[65536];
+    uint16_t first, last;
+    struct fl_err err;
+
+    (void)state;
+    fl_port_ephemeral(&first, &last);
+    for (unsigned turn = 0; turn < 20; turn++) {
+        memset(seen, 0, sizeof(seen));
+        for (uint32_t i = 0; i < 64; i++) {
+            specs[i] = (Fl__WorkerSpec)FL__WORKER_SPEC__INIT;
+            all[i] = (struct worker){ .node = &n, .spec = &specs[i], .who.attempt = i };
+            specs[i].ports = names[i];
+            specs[i].n_ports = 3;
+            for (int k = 0; k < 3; k++)
+                names[i][k] = strdup(strcpy(text[i][k], k ? "nccl" : "http"));
+            t_ok(node_ports_of_worker(&n, &specs[i], &err), &err);
+            HASH_ADD(hh, n.workers, who, sizeof(all[i].who), &all[i]);
+            for (int k = 0; k < 3; k++) {
+                unsigned port = (unsigned)atoi(strchr(names[i][k], '=') + 1);
+
+                t_true(port > 1024 && !seen[port] && (port < first || port > last), "turn %u engine %u port %u", turn, i, port);
+                seen[port] = true;
+            }
+        }
+        HASH_CLEAR(hh, n.workers);
+        for (unsigned i = 0; i < 64 * 3; i++)
+            free(names[i / 3][i % 3]);
+    }
 }
 
 static void ports(void **state)
@@ -711,6 +750,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(inventories_refused),
         cmocka_unit_test(addresses),
         cmocka_unit_test(ports),
+        cmocka_unit_test(ports_of_many),
         cmocka_unit_test(identity),
         cmocka_unit_test(identity_under_faults),
         cmocka_unit_test(leases_refused),
