@@ -40,4 +40,5 @@ extern const size_t external_n_files;
 /* The libraries of a program by what LD_TRACE_LOADED_OBJECTS prints of it, but those of the C library itself, which
  * each machine has its own of. Calls each(name, path). Pure. */
 void external_libraries(const char *trace, void (*each)(void *arg, const char *name, const char *path), void *arg);
-bool external_env_travels(const char *name);
+/* The runtime_env of the job: the package, and the variables that go along. */
+enum fl_status external_env(const char *uri, json_t **out, struct fl_err *err);

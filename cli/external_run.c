@@ -5,9 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cli/env.h"
 #include "cli/external.h"
 #include "cli/foreign.h"
 #include "cli/job.h"
@@ -145,36 +147,43 @@ static enum fl_status send_package(const struct external *x, const struct extern
 }
 
 /* ==== the submission =============================================================================== */
-/* Variables of this shell that go to every node: what tunes libraries, and nothing secret (Ray shows them to everybody). */
-bool external_env_travels(const char *name)
+static bool is_proxy(const char *name)
 {
-    static const char *const prefixes[] = { "NCCL_", "GLOO_", "SGLANG_", "FURLONG_RAY_", "CUDA_DEVICE_MAX_CONNECTIONS" };
+    size_t n = strlen(name);
 
-    for (size_t i = 0; i < FL_LEN(prefixes); i++)
-        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
-            return !fl_name_is_secret(name);
-    return false;
+    return n >= 6 && strcasecmp(name + n - 6, "_proxy") == 0;
 }
 
-static json_t *env_vars(void)
+/* What goes along with any job (cli/env.h) and FURLONG_RAY_*, but for proxies, which are for a node to know, and what
+ * looks like a secret: Ray shows a job's variables to everybody who sees the job. */
+enum fl_status external_env(const char *uri, json_t **out, struct fl_err *err)
 {
-    json_t *o = json_object();
+    static const char own[] = "FURLONG_RAY_";
+    json_t *env = json_pack("{s:s,s:{}}", "working_dir", uri, "env_vars"), *vars = json_object_get(env, "env_vars"), *v;
+    enum fl_status st = vars ? cli_env_pass(env, NULL, err) : fl_fail(err, FL_EXHAUSTED, "no memory to submit");
+    const char *name;
+    void *next;
 
-    for (char **e = environ; *e; e++) {
-        char name[128];
+    for (char **e = environ; *e && st == FL_OK; e++) {
+        char own_name[128];
         size_t n = strcspn(*e, "=");
 
-        if ((*e)[n] != '=' || n >= sizeof(name))
-            continue;
-        memcpy(name, *e, n);
-        name[n] = 0;
-        if (external_env_travels(name))
-            json_object_set_new(o, name, json_string(*e + n + 1));
+        if (strncmp(*e, own, sizeof(own) - 1) == 0 && (*e)[n] && n < sizeof(own_name)) {
+            snprintf(own_name, sizeof(own_name), "%.*s", (int)n, *e);
+            json_object_set_new(vars, own_name, json_string(*e + n + 1));
+        }
     }
-    return o;
+    json_object_foreach_safe(vars, next, name, v)
+        if (is_proxy(name) || fl_name_is_secret(name))
+            json_object_del(vars, name);
+    if (st == FL_OK)
+        *out = env;
+    else
+        json_decref(env);
+    return st;
 }
 
-static json_t *submission(const struct external *x, const struct external_run *r, const char *uri)
+static json_t *submission(const struct external *x, const struct external_run *r, json_t *env_take)
 {
     const struct launch *l = r->launch;
     char devices[32], nodes[32], gpus[32], wait[40], programs[FL_PATH_MAX + 16], here[4096], cwd[4112], version[64];
@@ -204,8 +213,8 @@ static json_t *submission(const struct external *x, const struct external_run *r
     for (const char *const *w = r->words; *w && n < WORDS_MAX - 1; w++)
         words[n++] = *w;
     char *line = cli_shell_line(words);
-    json_t *body = json_pack("{s:s,s:s,s:{s:s},s:{s:s,s:o}}", "entrypoint", line, "submission_id", r->id, "metadata", "furlong", "train",
-                             "runtime_env", "working_dir", uri, "env_vars", env_vars());
+    json_t *body = json_pack("{s:s,s:s,s:{s:s},s:o}", "entrypoint", line, "submission_id", r->id, "metadata", "furlong", "train",
+                             "runtime_env", env_take);
 
     free(line);
     return body;
@@ -214,13 +223,12 @@ static json_t *submission(const struct external *x, const struct external_run *r
 static enum fl_status submit(const struct external *x, const struct external_run *r, char id[CLI_JOB_BYTES], struct fl_err *err)
 {
     char uri[RAY_PACK_URI_BYTES];
-    json_t *body;
-    enum fl_status st = send_package(x, r, uri, err);
+    json_t *body, *env;
 
-    if (st != FL_OK)
-        return st;
-    body = submission(x, r, uri);
-    st = body ? cli_submit(&x->cluster, body, id, err) : fl_fail(err, FL_EXHAUSTED, "no memory to submit");
+    FL_TRY(send_package(x, r, uri, err));
+    FL_TRY(external_env(uri, &env, err));
+    body = submission(x, r, env);
+    enum fl_status st = body ? cli_submit(&x->cluster, body, id, err) : fl_fail(err, FL_EXHAUSTED, "no memory to submit");
     json_decref(body);
     return st == FL_OK || !err || !strstr(err->text, "already exists")
                ? st

@@ -25,7 +25,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from external_ray.daemon import GONE_S, Daemon, Node, Refused, amount, clean_env, node_argv, own_programs  # noqa: E402
+from external_ray.daemon import GONE_S, Daemon, FurlongNode, Refused, amount, clean_env, node_argv, own_programs  # noqa: E402
 
 ACTOR_S, HEAD_S = 120, 5
 ID = "ray.io/node-id"
@@ -131,14 +131,19 @@ class Run:
         self.stopped = threading.Event()
         self.programs = own_programs(a.programs)
 
+    def take_signals(self):
+        signal.signal(signal.SIGTERM, lambda *_: self.stopped.set())
+        signal.signal(signal.SIGINT, lambda *_: self.stopped.set())
+
     def connect(self):
         fault("connect")
+        self.name = f"furlong-{secrets.token_hex(4)}"
         try:
             with quiet():
-                ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, logging_level="warning",
-                         namespace=f"furlong-{secrets.token_hex(4)}")
+                ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False, logging_level="warning", namespace=self.name)
         except Exception as e:
             raise Refused(f"this Python's Ray {ray.__version__} does not get into the cluster of Ray {a_version(self.a)}: {str(e).splitlines()[0][:300]}") from None
+        self.take_signals()  # Ray has put handlers of its own there
         self.me = ray.get_runtime_context().get_node_id()
         return [n for n in ray.nodes() if n["Alive"]]
 
@@ -161,7 +166,7 @@ class Run:
             bundle.update({"CPU": cpus} if cpus else {}, **({"GPU": gpus} if gpus else {}))
             bundles.append(bundle)
         try:
-            self.group = placement_group(bundles, strategy="STRICT_SPREAD", name="furlong",
+            self.group = placement_group(bundles, strategy="STRICT_SPREAD", name=self.name,
                                          bundle_label_selector=[{ID: n["NodeID"]} for n in self.nodes])
         except TypeError:
             raise Refused(f"Ray {ray.__version__} is too old: its placement groups cannot be pinned to nodes (bundle_label_selector)") from None
@@ -188,7 +193,7 @@ class Run:
 
     def start_nodes(self):
         address = self.info["address"]
-        kind = ray.remote(Node)
+        kind = ray.remote(FurlongNode)
         waits, taken = [], set()
         for i, (n, (cpus, gpus), devices) in enumerate(zip(self.nodes, self.shares, self.gpus)):
             name = n["NodeManagerHostname"]
@@ -219,11 +224,9 @@ class Run:
 
     def follow(self):
         env = clean_env()
-        token_path = os.path.join(os.path.dirname(self.info["state_dir"].rstrip("/")), "token")
-        env["FURLONG_TOKEN_PATH"] = self.info.get("token_path") or token_path
-        state = os.environ.get("FURLONG_STATE_DIR")
-        if state:
-            env["FURLONG_STATE_DIR"] = state
+        env["FURLONG_TOKEN_PATH"] = f"{self.head.folder}/token"
+        if os.environ.get("FURLONG_STATE_DIR"):  # where this node keeps records of runs
+            env["FURLONG_STATE_DIR"] = os.environ["FURLONG_STATE_DIR"]
         cwd = self.a.cwd if self.a.cwd and os.path.isdir(self.a.cwd) else None
         self.train = subprocess.Popen([sys.executable, "-c", WITH_US, str(os.getpid()), os.path.join(self.programs, "furlong"), "train",
                                        f"--address={self.info['http']}", *self.words], env=env, stdin=subprocess.DEVNULL, cwd=cwd)
@@ -248,6 +251,8 @@ class Run:
 
     def give_back(self):
         """Everything, in the order in which each needs the others no more."""
+        if self.train and self.train.poll() is None:
+            self.train.kill()
         for daemon in self.own:
             daemon.guard.stdin.close()
         asked = [(a, a.end.remote()) for a in self.actors]
@@ -287,8 +292,7 @@ def flags(argv):
 def main(argv):
     a, words = flags(argv)
     run, code = Run(a, words), 1
-    signal.signal(signal.SIGTERM, lambda *_: run.stopped.set())
-    signal.signal(signal.SIGINT, lambda *_: run.stopped.set())
+    run.take_signals()
     try:
         run.reserve(run.connect())
         run.start_head()

@@ -85,7 +85,7 @@ def node_argv(programs, address, ip, name, cpus, gpus):
     return argv + ([f"--num-cpus={amount(cpus)}"] if cpus > 0 else [])
 
 
-class Node:
+class FurlongNode:
     """The actor: holds a node's share of the placement group, and its daemon."""
 
     def start(self, programs, address, token, ip, name, cpus, gpus, logical):

@@ -33,14 +33,21 @@ static void libraries(void **state)
 static void environment(void **state)
 {
     static const struct { const char *name; bool travels; } rows[] = {
-        { "NCCL_IB_HCA", true },   { "GLOO_SOCKET_IFNAME", true },  { "SGLANG_LOG", true },   { "CUDA_DEVICE_MAX_CONNECTIONS", true },
-        { "FURLONG_RAY_PYTHON", true }, { "SGLANG_API_KEY", false }, { "PATH", false },       { "RAY_AUTH_TOKEN", false },
-        { "FURLONG_TOKEN_PATH", false }, { "MILES_SCRIPT_EXTERNAL_RAY", false }, { "HF_TOKEN", false }, { "", false },
+        { "NCCL_IB_HCA", true },      { "SGLANG_LOG", true },         { "FURLONG_RAY_PYTHON", true },  { "SGLANG_API_KEY", false },
+        { "T_PATH", false },          { "RAY_AUTH_TOKEN", false },    { "FURLONG_TOKEN_PATH", false }, { "MILES_SCRIPT_EXTERNAL_RAY", false },
+        { "HF_TOKEN", false },        { "https_proxy", false },       { "NO_PROXY", false },           { "FURLONG_RAY_SECRET", false },
     };
+    struct fl_err err = { 0 };
+    json_t *env;
 
     (void)state;
     for (size_t i = 0; i < FL_LEN(rows); i++)
-        t_int_eq(external_env_travels(rows[i].name), rows[i].travels, "%s", rows[i].name);
+        setenv(rows[i].name, "a=b c", 1);
+    t_ok(external_env("gcs://x.zip", &env, &err), &err);
+    t_str_eq(cli_text(env, "working_dir"), "gcs://x.zip");
+    for (size_t i = 0; i < FL_LEN(rows); i++)
+        t_str_eq(cli_text(json_object_get(env, "env_vars"), rows[i].name), rows[i].travels ? "a=b c" : "", "%s", rows[i].name);
+    json_decref(env);
 }
 
 static void files(void **state)

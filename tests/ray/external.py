@@ -1,7 +1,9 @@
 """A real Ray is the external cluster: a run of `furlong train` goes through it and leaves it as it was, whatever is killed.
 
 Each host of such a cluster has network, process and mount namespaces of its own, and a first process that waits for the dead."""
+import base64
 import contextlib
+import hashlib
 import http.server
 import json
 import os
@@ -175,12 +177,22 @@ def test_a_run_leaves_it_as_it_was():
         assert code == 1 and "/nowhere/furlong-head" in out, (code, out, err)
         code, out, err = h.train("--num-rollout=1", f"--ray-programs={BIN}")
         assert code == 0 and len(steps(out)) == 1 and "4 files" in err, (code, out, err)
+        unlike = f"{h.place.root}/python"  # the same Ray, that says it is another
+        with open(unlike, "w", encoding="ascii") as f:
+            f.write(f"#!/bin/sh\n[ \"$1\" = -c ] && exec {PYTHON} \"$@\"\nshift\nexec {PYTHON} -uc 'import sys, runpy, ray; ray.__version__ = \"2.1.0\"; "
+                    "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name=\"__main__\")' \"$@\"\n")
+        os.chmod(unlike, 0o755)
+        code, out, err = h.train("--num-rollout=1", env={"FURLONG_RAY_PYTHON": unlike})
+        assert code == 1 and "this Python's Ray 2.1.0 does not get into the cluster of Ray 2." in out and "ersion" in out, (code, out, err)
+        os.symlink(f"{BIN}/furlong", f"{h.place.root}/ray")  # our command by Ray's name, towards Ray
+        code, out, err = h.run([f"{h.place.root}/ray", "job", "submit", "--", "echo a; sleep 1; head -c 300000 /dev/zero | tr '\\0' y; echo; echo end; exit 3"])
+        assert code == 1 and out.count("\na\n") == 1 and "\n" + "y" * 300000 + "\nend\n" in out and "failed" in out, (code, len(out), err)
         c.as_it_was(before, "all of them")
 
 
 KILLS = [  # what runs when it is killed, by its command line; None: the client
     ("the head", "furlong-head --private"), ("the worker daemon", "furlong-node --address"), ("the bootstrap", "external_ray/bootstrap.py"),
-    ("the actor", "^ray::Node"), ("the head's guard", "guard.py"), ("the run's follower", "bin/furlong train --address"),
+    ("the actor", "^ray::FurlongNode"), ("the head's guard", "guard.py"), ("the run's follower", "bin/furlong train --address"),
 ]
 
 
@@ -350,6 +362,73 @@ def test_what_cannot_be_used_is_said():
             assert not p.processes() and not os.path.isdir(f"{p.root}/s/runs"), p.processes()
             r = p.furlong("train", "--num-rollout=1", env={"MILES_SCRIPT_EXTERNAL_RAY": "false"})  # a private cluster, as ever
             assert r.code == 0 and "(private)" in r.err, r
+    finally:
+        server.shutdown()
+
+
+class Ray(http.server.BaseHTTPRequestHandler):
+    """A head as Ray's whose connections break: each reading of the log ends where the next row says."""
+    protocol_version = "HTTP/1.1"
+    log = "".join(f"line {i}\n" for i in range(200))
+    cuts, asked = [], []  # bytes of the log that a connection gets before it breaks; -1: no socket, 400
+
+    def answer(self, text, code=200, kind="application/json"):
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_GET(self):
+        over = not self.cuts
+        if self.path == "/api/version":
+            self.answer('{"version": "4", "ray_version": "2.60.0", "ray_commit": "x", "session_name": "s"}')
+        elif self.path.endswith("/logs/tail"):
+            self.tail()
+        elif self.path.endswith("/logs"):
+            self.asked.append("whole")
+            self.answer(json.dumps({"logs": self.log if over else self.log[:700]}))
+        elif "/api/jobs/" in self.path:
+            self.answer(json.dumps({"status": "FAILED" if over else "RUNNING", "driver_exit_code": 9 if over else None, "message": ""}))
+        else:
+            self.answer("")
+
+    do_PUT = lambda self: (self.rfile.read(int(self.headers["Content-Length"])), self.answer(""))
+    do_POST = lambda self: (self.rfile.read(int(self.headers["Content-Length"])), self.answer('{"submission_id": "j"}'))
+
+    def tail(self):
+        cut = self.cuts.pop(0) if self.cuts else None
+        if cut == -1:
+            self.answer("no sockets here", 400, "text/plain")
+            return
+        key = base64.b64encode(hashlib.sha1((self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()).digest()).decode()
+        self.wfile.write(f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {key}\r\n\r\n".encode())
+        data = self.log[:cut].encode() if cut else self.log.encode()
+        for at in range(0, len(data), 100):
+            piece = data[at:at + 100]
+            self.wfile.write(bytes([0x81, len(piece)]) + piece)
+        if cut is None:
+            self.wfile.write(b"\x88\x02\x03\xe8")  # a proper close
+        self.wfile.flush()
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_log_that_breaks_is_read_on():
+    """Nothing twice, nothing lost, and the exit code of the job: cut inside lines, early, often; and where no socket gets through."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ray)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with place() as p:
+            for name, cuts, whole in (("whole", [], 1), ("one break", [333], 1), ("two, the second is shorter", [500, 100], 1),
+                                      ("no sockets", [-1, -1, -1], 2), ("one refusal", [-1, 50], 1)):
+                Ray.cuts[:], Ray.asked[:] = cuts, []
+                with harness.saying(name):
+                    r = p.furlong("train", "--num-rollout=1", f"--ray-programs={BIN}", env={**EXTERNAL, "RAY_ADDRESS": f"http://127.0.0.1:{server.server_port}"})
+                    assert r.code == 9 and r.out == Ray.log, r
+                    assert len(Ray.asked) >= whole and "job train_" in r.err, (Ray.asked, r)
     finally:
         server.shutdown()
 
