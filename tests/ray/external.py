@@ -315,9 +315,9 @@ def test_a_head_of_ours_takes_it_as_a_job():
             assert r.code == 0 and "(private)" not in r.err and len(steps(r.out)) == 2, r
             wait_for("as it was", lambda: sorted(p.processes()) == before)
         r = p.furlong("train", "--num-rollout=1", "--hosts=n2,n3", env={**EXTERNAL, "RAY_ADDRESS": info["http"]})
-        assert r.code == 1 and "--no-join-ray-workers" in r.err, r
+        assert r.code == 2 and "--no-join-ray-workers" in r.err, r
         r = p.furlong("train", "--num-rollout=1", "--num-gpus=1", env={**EXTERNAL, "RAY_ADDRESS": info["http"]})
-        assert r.code == 1 and "takes its nodes as they are" in r.err, r
+        assert r.code == 2 and "takes its nodes as they are" in r.err, r
         with harness._opener.open(f"http://{info['http'].split('//')[-1]}/api/version") as a:
             assert a.headers["X-Furlong-Version"] and sorted(json.load(a)) == ["ray_commit", "ray_version", "session_name", "version"]
 
@@ -358,7 +358,7 @@ def test_what_cannot_be_used_is_said():
                 r = p.furlong("train", "--num-rollout=1", env={**EXTERNAL, "RAY_ADDRESS": address})
                 assert r.code == 1 and "no cluster is started, and none answers" in r.err and "127.0.0.1:1" in r.err, r
             r = p.furlong("train", "--num-rollout=1", env={**EXTERNAL, "RAY_ADDRESS": "ray://x:10001"})
-            assert r.code == 1 and "HOST:PORT or http://HOST:PORT" in r.err, r
+            assert r.code == 2 and "HOST:PORT or http://HOST:PORT" in r.err, r
             assert not p.processes() and not os.path.isdir(f"{p.root}/s/runs"), p.processes()
             r = p.furlong("train", "--num-rollout=1", env={"MILES_SCRIPT_EXTERNAL_RAY": "false"})  # a private cluster, as ever
             assert r.code == 0 and "(private)" in r.err, r
