@@ -19,6 +19,8 @@ def options():
     p.add_argument("--max-running", type=int, default=256, help="sequences in one step")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="the trainer's")
+    p.add_argument("--fixed-addresses", action="store_true", help="weights stay where they are over all versions")
+    p.add_argument("--fake-device", action="store_true", help="weights lie on a device of FURLONG_GPU=fake")
     return p.parse_args()
 
 
@@ -77,7 +79,8 @@ class Engine:
             self.model = Qwen3(self.config).to(dtype).requires_grad_(False)
         self.params = dict(self.model.named_parameters())
         stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else None
-        self.weights = run.weights.accept(self.params, stream=stream)
+        self.weights = run.weights.accept(self.params, stream=stream, fixed_addresses=args.fixed_addresses,
+                                          device=0 if stream is not None or args.fake_device else None)
         self.owners = {name: (module, leaf) for name in self.params for path, _, leaf in [name.rpartition(".")]
                        for module in [self.model.get_submodule(path)]}
         self.like = torch.empty(0, dtype=dtype, device=self.device)

@@ -7,6 +7,7 @@ Parameters live where the plane publishes them: gradients are computed from the 
 writes into the next one, and there is no third copy. Several ranks share a batch and sum gradients (gloo on CPUs, NCCL
 on GPUs)."""
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -32,6 +33,10 @@ def options():
     p.add_argument("--micro-batch", type=int, default=64, help="samples in one forward pass")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    p.add_argument("--give", default="slots", choices=("slots", "arena", "own"),
+                   help="slots: parameters become the plane's memory; arena: they stay where they are, in memory that engines "
+                        "map; own: the same in PyTorch's own memory")
+    p.add_argument("--fake-device", action="store_true", help="weights lie on a device of FURLONG_GPU=fake")
     return p.parse_args()
 
 
@@ -66,15 +71,20 @@ class Trainer:
     def __init__(self, run, args):
         self.run, self.args, self.device = run, args, torch.device(args.device)
         self.config = hf.Config(args.hf_checkpoint)
-        self.model = Qwen3(self.config).to(self.device, getattr(torch, args.dtype))
+        on_gpu = self.device.type == "cuda"
+        self.pools = {tag: furlong.arena.torch_pool(tag) for tag in ("weights", "optimizer") if on_gpu}
+        with self.memory("weights" if args.give == "arena" else None):
+            self.model = Qwen3(self.config).to(self.device, getattr(torch, args.dtype))
         hf.load(self.model, args.hf_checkpoint)
         if run.world > 1:
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", rank=run.rank, world_size=run.world,
                                     init_method=f"tcp://{run.master_addr}:{run.master_port}")
         self.params = dict(self.model.named_parameters())
-        stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else None
-        self.weights = run.weights.offer(self.params, stream=stream)
-        self.look("data")
+        stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
+        self.weights = run.weights.offer(self.params, stream=stream, in_place=args.give != "slots",
+                                         device=0 if on_gpu or args.fake_device else None)
+        if args.give == "slots":
+            self.look("data")
         self.optimizer = self.new_optimizer()
         self.weights.publish(0)
         self.step = self.version = 0
@@ -82,6 +92,10 @@ class Trainer:
 
     def new_optimizer(self):
         return torch.optim.AdamW(self.params.values(), lr=self.args.lr, betas=(0.9, 0.99), weight_decay=0.0)
+
+    def memory(self, tag):
+        """What is allocated inside lies in the arena, and goes and comes back with its tag."""
+        return torch.cuda.use_mem_pool(self.pools[tag]) if self.pools and tag else contextlib.nullcontext()
 
     def look(self, which):
         """The parameters become the plane's memory; nothing is copied."""
@@ -92,6 +106,8 @@ class Trainer:
         """The next version starts from what was published last."""
         at = time.monotonic()
         self.weights.begin(version, wait=wait or 120.0)
+        if self.args.give != "slots":
+            return time.monotonic() - at
         with torch.no_grad():
             for name, p in self.params.items():
                 to = torch.from_dlpack(self.weights.data(name))
@@ -124,7 +140,8 @@ class Trainer:
                 gap = got
                 said["begin_s"] = self.begin(version, ev.budget)
             norm = torch.nn.utils.clip_grad_norm_(self.params.values(), args.clip_grad or float("inf"))
-            self.optimizer.step()
+            with self.memory(None if self.optimizer.state else "optimizer"):  # the first step makes its states
+                self.optimizer.step()
             self.run.progress(i + 1, len(parts))
         said["train_s"] = time.monotonic() - at - said["begin_s"]
         said["publish_s"] = self.publish(version)

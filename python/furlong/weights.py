@@ -67,6 +67,12 @@ def _core_dtype(name, data):
     return found
 
 
+def _device(device, stream):
+    if device is None:
+        return -1 if stream is None else 0
+    return device
+
+
 class Weights:
     """One set, offered or accepted."""
 
@@ -123,17 +129,25 @@ class Plane:
     def __init__(self, run):
         self._run = run
 
-    def offer(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, device=0):
+    def offer(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, device=None, in_place=False):
         """named: name -> tensor with its first values (torch, numpy, a buffer, anything with DLPack), a Shard,
         (dtype, shape) for zeros, or (pointer, dtype, shape).
 
-        stream: the CUstream on which they are written, as a number (torch.cuda.current_stream().cuda_stream); then the
-        memory is the device's, and `device` is PyTorch's index of it."""
-        return Weights(self._run._weights(True, set, _entries(named), slots, fixed_addresses, stream, False, None,
-                                          device))
+        The weights lie where these tensors do, or on `device`, an index into run.devices (PyTorch's own, where the
+        process sees its own devices alone). stream: the CUstream on which they are written, as a number
+        (torch.cuda.current_stream().cuda_stream); publish() waits for it, else for the whole device.
 
-    def accept(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, device=0, check_equal=False,
+        in_place: the tensors themselves are what is given, between publish() and begin() they must not change; nothing
+        is copied in. Those of arena.torch_pool() are mapped by engines as they lie, PyTorch's own by IPC handle, what
+        has none (expandable segments) goes through a buffer; the log says which."""
+        return Weights(self._run._weights(True, set, _entries(named), slots, fixed_addresses, stream, False, None,
+                                          _device(device, stream), in_place))
+
+    def accept(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, device=None, check_equal=False,
                local_dir=None):
-        """named: name -> (dtype, shape), a Shard of that, or a tensor whose type and shape are taken."""
+        """named: name -> (dtype, shape), a Shard of that, or a tensor whose type and shape are taken.
+
+        device, stream: as of offer(); a stream alone means device 0, neither means host memory. fixed_addresses:
+        data() stays where it is over all versions, for captured CUDA graphs."""
         return Weights(self._run._weights(False, set, _spec_entries(named), slots, fixed_addresses, stream, check_equal,
-                                          local_dir, device))
+                                          local_dir, _device(device, stream), False))

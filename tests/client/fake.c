@@ -469,7 +469,8 @@ static void serve_member_end(void *service, struct call_req *req, const struct w
     for (unsigned i = 0; i < g->f->n_workers; i++) {
         struct worker *w = &g->f->workers[i];
 
-        if (!strcmp(w->role, pb->role) && w->rank == pb->rank && w->attempt == pb->attempt && w->pid)
+        if (!strcmp(w->role, pb->role) && w->rank == pb->rank && w->attempt == pb->attempt &&
+            w->pid)
             kill(w->pid, SIGKILL);
     }
     call_reply(req, (struct fl_bytes){ 0 }, (struct fl_bytes){ 0 });

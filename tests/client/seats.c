@@ -5,11 +5,15 @@
 #include <unistd.h>
 
 #include <furlong/furlong.h>
+#include "common/gpu/gpu.h"
 #include "tests/t.h"
 
 size_t seat_pack(const struct seat_words *w, uint8_t *out, size_t room, void (*bend)(Fl__Seat *s))
 {
-    static char *no_devices[] = { "GPU-0", "GPU-1" };
+    static struct gpu_info all[GPU_MAX];
+    static char *devices[GPU_MAX] = { "GPU-0", "GPU-1" }; /* where there are none */
+    const struct gpu_ops *gpu;
+    size_t n_devices = GPU_MAX;
     Fl__Seat s = FL__SEAT__INIT;
     Fl__SeatRef who = FL__SEAT_REF__INIT;
     Fl__NodeRef at = FL__NODE_REF__INIT;
@@ -36,7 +40,13 @@ size_t seat_pack(const struct seat_words *w, uint8_t *out, size_t room, void (*b
     s.peer_sock = (char *)(uintptr_t)(w->peer_sock ? w->peer_sock : "/nowhere/peer.sock");
     s.run_dir = (char *)(uintptr_t)(w->run_dir ? w->run_dir : "");
     s.n_device_uuids = 2;
-    s.device_uuids = no_devices;
+    if (gpu_in_use() && gpu_pick(&gpu, NULL) == FL_OK &&
+        gpu->list(all, &n_devices, NULL) == FL_OK && n_devices) {
+        for (size_t i = 0; i < n_devices; i++)
+            devices[i] = all[i].uuid;
+        s.n_device_uuids = n_devices;
+    }
+    s.device_uuids = devices;
     s.master_addr = "127.0.0.1";
     s.master_port = 29500;
     s.key = (ProtobufCBinaryData){ 32, (uint8_t *)(uintptr_t)w->key };

@@ -451,6 +451,36 @@ static void an_update_goes_on_without_one_that_loads(void **state)
     plane_end(&l.p);
 }
 
+/* Weights that are kept while they are out: the same version is back, and the next one comes. */
+static void kept_weights_come_back(void **state)
+{
+    static const char *const how[] = { "KEEP=1", "FIXED=1" }; /* FIXED: dropped, and seen no more */
+    const char *const gone[] = { "offload_weights", "onload_weights" };
+
+    (void)state;
+    if (!getenv("ON_DEVICE"))
+        skip();
+    for (size_t i = 0; i < FL_LEN(how); i++) {
+        struct plane p = plane_make(1, 1, NULL, how[i]);
+        struct fl_err err;
+
+        for (uint64_t v = 0; v < 3; v++) {
+            if (v)
+                write_version(&p, v);
+            update(&p, v, v == 2 ? "share" : "copy", 2);
+            for (size_t k = 0; k < FL_LEN(gone); k++)
+                t_ok(furlong_ask(furlong_group_peer(p.engines, 0), 0, gone[k], NULL, 10000, NULL,
+                                 &err),
+                     &err);
+            if (i == 0)
+                serves(&p, 0, (long long)v);
+            else
+                t_str_eq(look(&p, 0).verdict, "none");
+        }
+        plane_end(&p);
+    }
+}
+
 static void different_tensors_are_refused(void **state)
 {
     struct plane p = plane_make(1, 1, NULL, "ODD=1");
@@ -538,6 +568,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(an_engine_that_still_loads_is_waited_for),
         cmocka_unit_test(an_engine_that_never_accepts_is_named),
         cmocka_unit_test(an_update_goes_on_without_one_that_loads),
+        cmocka_unit_test(kept_weights_come_back),
         cmocka_unit_test(different_tensors_are_refused),
         cmocka_unit_test(the_drivers_pause_outlasts_an_update),
     };

@@ -276,6 +276,9 @@ int run_engine(struct furlong *f)
 
     load(furlong_seat(f));
     tensors(t, 0, 1, getenv("ODD"));
+    if (getenv("KEEP") &&
+        furlong_arena_keep(f, FURLONG_TAG_WEIGHTS, FURLONG_KEEP_HOST, NULL, &err) != FL_OK)
+        return complain("keep", &err);
     if (furlong_weights_accept(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
         return complain("accept", &err);
     rc = engine_serve(f, w);

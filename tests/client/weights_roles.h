@@ -3,6 +3,8 @@
  * ON_DEVICE in the environment: the weights lie on the first device, a fake, whose memory is read and
  * written here as the host's is
  *
+ * KEEP in the environment: the engine's weights are kept in host memory while they are out
+ *
  * LIES=arena|plain|pool: the trainer gives its tensors where they lie: in the arena, in memory that has an IPC
  * handle, in memory that no other process can map
  *

@@ -205,7 +205,9 @@ def test_bad_tensors():
     raises(TypeError, "a shard needs data with a shape", lambda: run.weights.accept({"x": furlong.Shard(object(), (4,), (0,))}))
     raises(furlong.Invalid, "format 'd'", lambda: offer({"x": memoryview(bytes(16)).cast("d")}))
     raises(furlong.Invalid, "a set's name", lambda: run.weights.offer({"x": ("F32", (2,))}, set=""))
-    raises(furlong.Unsupported, "stream", lambda: run.weights.offer({"x": ("F32", (2,))}, stream=1))
+    raises(furlong.Unsupported, "device", lambda: run.weights.offer({"x": ("F32", (2,))}, stream=1))
+    raises(furlong.Invalid, "this seat has 2", lambda: run.weights.offer({"x": ("F32", (2,))}, device=2))
+    raises(furlong.Unsupported, "in_place", lambda: run.weights.offer({"x": (b"1234", "F32", (1,))}, in_place=True))
     raises(furlong.Invalid, "x", lambda: offer([("x", ("F32", (2,))), ("x", ("F32", (2,)))]))
     w = offer({"whole": ("BF16", (4, 2)), "part": furlong.Shard((bytes(range(16)), "F32", (2, 2)), (4, 2), (2, 0))})
     assert w.names == ["whole", "part"] and w.data("part").shape == (2, 2) and w.data(0).dtype == "BF16"

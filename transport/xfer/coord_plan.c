@@ -493,11 +493,11 @@ static bool takes(const struct co_member *m)
     return m->phase == CO_TAKES && !m->gone;
 }
 
-static enum xfer_slots slots_of(const struct xfer_coord *c)
+static enum xfer_slots slots_of(const struct xfer_coord *c, enum xfer_mode mode)
 {
     for (const struct co_member *m = c->members; m; m = m->next)
-        if ((takes(m) && m->st.one_slot && c->req.mode != XFER_SHARE) ||
-            (m->gives && m->source && m->st.n_slots == 1 && c->req.mode == XFER_SHARE))
+        if ((takes(m) && m->st.one_slot && mode != XFER_SHARE) ||
+            (m->gives && m->source && m->st.n_slots == 1 && mode == XFER_SHARE))
             return XFER_ONE_SLOT;
     return c->req.slots;
 }
@@ -564,6 +564,15 @@ static enum fl_status plan_again(struct xfer_coord *c, struct xfer_plan_in *in,
 
     if (st == FL_INVALID && co_drop_tied(c, in, sources, &room, err) == FL_OK)
         st = xfer_plan_make(in, &c->plan, err);
+    if (st == FL_OK && in->mode == XFER_AUTO && c->plan->mode == XFER_SHARE &&
+        slots_of(c, XFER_SHARE) != c->plan->slots) { /* the trainer's only slot */
+        struct xfer_plan_in one = *in;
+
+        one.mode = XFER_SHARE;
+        one.slots = slots_of(c, XFER_SHARE);
+        xfer_plan_destroy(FL_TAKE(c->plan));
+        st = xfer_plan_make(&one, &c->plan, err);
+    }
     co_untied_free(room);
     FL_TRY(st);
     xfer_plan_passed_over(in, c->plan, c->passed_over, sizeof(c->passed_over));
@@ -575,8 +584,8 @@ static enum fl_status plan_again(struct xfer_coord *c, struct xfer_plan_in *in,
     return FL_OK;
 }
 
-/* Between two slots on one device auto may share: nothing moves, and both sides go on meanwhile. In
- * host memory it copies: engines there may hold on to what they were given. */
+/* On one device auto may share: nothing moves, and one copy less is held. In host memory it copies:
+ * engines there may hold on to what they were given. */
 static bool may_share(const struct xfer_coord *c)
 {
     const char *device = NULL;
@@ -585,8 +594,7 @@ static bool may_share(const struct xfer_coord *c)
         if (!m->gives && !takes(m))
             continue;
         if (!m->st.place.gpu_uuid[0] || !m->st.place.vmm_fd ||
-            (device && strcmp(device, m->st.place.gpu_uuid) != 0) ||
-            (m->gives && (!m->source || m->st.n_slots != 2)))
+            (device && strcmp(device, m->st.place.gpu_uuid) != 0) || (m->gives && !m->source))
             return false;
         device = m->st.place.gpu_uuid;
     }
@@ -596,7 +604,7 @@ static bool may_share(const struct xfer_coord *c)
 enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err)
 {
     struct xfer_plan_in in = { .mode = c->req.mode,
-                               .slots = slots_of(c),
+                               .slots = slots_of(c, c->req.mode),
                                .bucket_bytes = c->o.bucket_bytes,
                                .spare_bytes = c->o.spare_bytes ? c->o.spare_bytes : XFER_NO_LIMIT,
                                .may_share = c->o.may_share || may_share(c),

@@ -291,15 +291,42 @@ struct going {
     struct furlong_moved *m;
 };
 
+/* A version that is kept, on a device: its memory goes and comes back under it. */
+static bool own_slot(const struct furlong_weights *w, struct link_mem *out)
+{
+    const struct link_mem *mem = xfer_sink_data(w->sink, NULL);
+    struct arena_chunks c;
+
+    if (!mem || !w->home.arena || !arena_chunks_of(w->home.arena, mem->addr, mem->bytes, &c))
+        return false; /* none, the host's, or the trainer's */
+    *out = *mem;
+    return true;
+}
+
+static enum fl_status comes_back(struct furlong_weights *w, struct fl_err *err)
+{
+    struct link_mem mem;
+
+    if (!own_slot(w, &mem))
+        return FL_OK;
+    FL_TRY(slots_return(&mem, err));
+    return w->window ? link_window_show(w->window, &mem, false, err) : FL_OK;
+}
+
 static void onload_begin(struct client_sync *s)
 {
+    enum fl_status st = FL_OK;
+    struct fl_err err = { 0 };
+
     for (struct furlong_weights *w = container_of(s, struct going, sync)->f->sets; w; w = w->next) {
-        if (w->sink && w->away) {
-            w->away = false;
-            xfer_sink_onload(w->sink);
-        }
+        if (!w->sink || !w->away)
+            continue;
+        w->away = false;
+        if (st == FL_OK)
+            st = comes_back(w, &err);
+        xfer_sink_onload(w->sink);
     }
-    client_sync_end(s, FL_OK, NULL);
+    client_sync_end(s, st, &err);
 }
 
 static enum fl_status sink_offload(struct furlong_weights *w, struct going *g, struct fl_err *err)
@@ -307,6 +334,7 @@ static enum fl_status sink_offload(struct furlong_weights *w, struct going *g, s
     struct xfer_version serving;
     const struct link_mem *mem = xfer_sink_data(w->sink, &serving);
     uint64_t bytes = mem ? mem->bytes : 0;
+    struct link_mem own;
     enum fl_status st;
 
     w->away = true; /* done_with() keeps nothing from here on */
@@ -326,6 +354,10 @@ static enum fl_status sink_offload(struct furlong_weights *w, struct going *g, s
     if (g->drop) {
         g->m->dropped_bytes += bytes;
         serves_nothing(w);
+    } else if (own_slot(w, &own)) { /* the arena counts it */
+        if (w->window)
+            link_window_hide(w->window);
+        slots_leave(&own);
     } else {
         g->m->kept_bytes += bytes;
     }
@@ -377,6 +409,6 @@ enum fl_status client_weights_onload(struct furlong *f, uint32_t tags, struct fu
 
     FL_TRY(memory_onload(&f->memory, tags, m, err));
     if (tags & FURLONG_TAG_WEIGHTS)
-        client_sync_run(f->loop, &g.sync, onload_begin, NULL);
+        return client_sync_run(f->loop, &g.sync, onload_begin, err);
     return FL_OK;
 }

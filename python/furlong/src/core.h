@@ -99,6 +99,9 @@ int ask_init(PyObject *module);
 PyObject *view_make(struct py_run *r, PyObject *owner, void *at, enum fl_dtype dtype, unsigned ndim,
                     const uint64_t *shape, bool readonly, int device,
                     Py_ssize_t *counted); /* NULL, or the owner's count of views */
+/* The number that others know a device by; -1 also for devices made of host memory (FURLONG_GPU=fake): they are
+ * shown as what they are. */
+int view_device_shown(int device);
 int view_init(PyObject *module);
 extern const struct dtype_row {
     const char *name, *format; /* of safetensors; of struct, NULL: as bytes of that size */
@@ -111,6 +114,7 @@ struct tensor_list { /* what a caller named */
     Py_buffer *held;
     Py_ssize_t n_held;
     bool on_device;
+    int device; /* as DLPack numbers it, when on_device */
 };
 bool tensors_read(PyObject *entries, struct tensor_list *out); /* false: an exception is set */
 void tensors_fini(struct tensor_list *l);

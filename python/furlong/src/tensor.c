@@ -110,6 +110,8 @@ static bool by_dlpack(PyObject *capsule, const char *name, struct tensor_list *l
     }
     if (m->t.device.type != DL_CPU && m->t.device.type != DL_CUDA_HOST)
         l->on_device = true;
+    if (l->on_device)
+        l->device = m->t.device.id;
     f->ndim = (unsigned)m->t.ndim;
     f->data = (char *)m->t.data + m->t.byte_offset;
     return true;

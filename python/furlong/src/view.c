@@ -31,6 +31,13 @@ struct py_view {
     Py_ssize_t shape[FL_DIMS], strides[FL_DIMS], bytes;
 };
 
+int view_device_shown(int device)
+{
+    const char *word = getenv("FURLONG_GPU");
+
+    return word && strncmp(word, "fake", 4) == 0 ? -1 : device;
+}
+
 PyObject *view_make(struct py_run *r, PyObject *owner, void *at, enum fl_dtype dtype, unsigned ndim,
                     const uint64_t *shape, bool readonly, int device, Py_ssize_t *counted)
 {

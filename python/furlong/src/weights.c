@@ -18,6 +18,7 @@ struct py_weights {
     struct shape_row *rows;
     Py_ssize_t n, views;
     PyObject *index; /* name: number */
+    PyObject *lent; /* the tensors that are given where they lie */
     bool offered;
     int device; /* -1: host memory */
 };
@@ -88,11 +89,12 @@ PyObject *run_weights(PyObject *self, PyObject *args)
     struct make_op *m;
     PyObject *entries, *stream;
     const char *set, *local_dir;
-    int offer, fixed, check, device;
+    int offer, fixed, check, device, in_place;
+    const struct furlong_seat *seat;
     unsigned slots;
 
-    if (!PyArg_ParseTuple(args, "psO!IpOpzi", &offer, &set, &PyList_Type, &entries, &slots, &fixed,
-                          &stream, &check, &local_dir, &device) ||
+    if (!PyArg_ParseTuple(args, "psO!IpOpzip", &offer, &set, &PyList_Type, &entries, &slots, &fixed,
+                          &stream, &check, &local_dir, &device, &in_place) ||
         !run_enter(r))
         return NULL;
     m = OP_NEW(struct make_op, make_work, make_fini);
@@ -105,18 +107,26 @@ PyObject *run_weights(PyObject *self, PyObject *args)
     snprintf(m->set, sizeof(m->set), "%s", set);
     m->local_dir = local_dir ? strdup(local_dir) : NULL;
     m->o = (struct furlong_weights_opts){
-        .slots = slots, .fixed_addresses = fixed, .check_equal = check, .local_dir = m->local_dir
+        .slots = slots,
+        .fixed_addresses = fixed,
+        .check_equal = check,
+        .local_dir = m->local_dir,
+        .in_place = in_place,
     };
+    seat = furlong_seat(r->f);
+    if (device >= 0 && (uint32_t)device >= seat->n_devices) {
+        core_fail(FL_INVALID, "%s: device %d, this seat has %u", set, device, seat->n_devices);
+        goto out;
+    }
+    if (device >= 0)
+        m->o.device = seat->device_uuids[device];
     if (stream != Py_None) {
         m->o.stream = PyLong_AsVoidPtr(stream);
         if (PyErr_Occurred())
             goto out;
     }
-    if (m->list.on_device && offer && stream == Py_None) {
-        core_fail(FL_UNSUPPORTED,
-                  "%s: tensors lie on a device: say the stream that they are written on", set);
-        goto out;
-    }
+    if (device < 0 && offer && m->list.on_device)
+        device = m->list.device; /* the library finds it by their addresses */
     if (op_run(r, &m->op)) {
         m = NULL;
         goto out;
@@ -130,7 +140,9 @@ PyObject *run_weights(PyObject *self, PyObject *args)
         Py_INCREF(self);
         s->run = r;
         s->offered = offer;
-        s->device = stream == Py_None ? -1 : device;
+        s->device = device < 0 ? -1 : view_device_shown(device);
+        s->lent = in_place ? m->list.keep : NULL;
+        Py_XINCREF(s->lent);
         s->w = m->w;
         m->w = NULL;
         run_adopt(r, &s->child, weights_empty);
@@ -317,6 +329,7 @@ static PyObject *weights_drop(PyObject *self, PyObject *none)
     run_orphan(&s->child);
     Py_BEGIN_ALLOW_THREADS furlong_weights_drop(w);
     Py_END_ALLOW_THREADS run_exit(s->run);
+    Py_CLEAR(s->lent);
     Py_RETURN_NONE;
 }
 
@@ -333,6 +346,7 @@ static void weights_dealloc(PyObject *self)
         Py_END_ALLOW_THREADS s->run->busy--;
     }
     PyMem_Free(s->rows);
+    Py_XDECREF(s->lent);
     Py_XDECREF(s->index);
     Py_XDECREF((PyObject *)s->run);
     core_free(self);
@@ -385,7 +399,7 @@ PyObject *run_alloc(PyObject *self, PyObject *args)
                                     &err) == FL_OK) {
                 run_adopt(r, &m->child, memory_empty);
                 view = view_make(r, (PyObject *)m, m->at, l.t->dtype, l.t->ndim, l.t->shape,
-                                 false, device, NULL);
+                                 false, device < 0 ? -1 : view_device_shown(device), NULL);
             } else {
                 core_raise(&err);
             }
