@@ -226,3 +226,21 @@ size_t fl_utf8_len(const char *text, size_t len)
         return 0;
     return n;
 }
+
+void fl_str_add_utf8(struct fl_str *out, const char *text, size_t len)
+{
+    size_t from = 0, at = 0;
+
+    while (at < len) {
+        size_t n = fl_utf8_len(text + at, len - at);
+
+        if (n) {
+            at += n;
+            continue;
+        }
+        fl_str_add_bytes(out, text + from, at - from);
+        fl_str_add_bytes(out, "\xef\xbf\xbd", 3);
+        from = ++at;
+    }
+    fl_str_add_bytes(out, text + from, len - from);
+}

@@ -15,6 +15,7 @@ struct fl_str {
 void fl_str_add(struct fl_str *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void fl_str_addv(struct fl_str *s, const char *fmt, va_list ap);
 void fl_str_add_bytes(struct fl_str *s, const void *data, size_t len);
+void fl_str_add_utf8(struct fl_str *s, const char *text, size_t len); /* U+FFFD for what is no UTF-8 */
 const char *fl_str_text(const struct fl_str *s); /* never NULL */
 void fl_str_fini(struct fl_str *s);              /* heap: frees */
 

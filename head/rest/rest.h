@@ -73,5 +73,3 @@ json_t *rest_usage(struct head *h, const struct node *only);
 void rest_usage_lines(struct head *h, const struct node *only, const char *indent, struct fl_str *out);
 json_t *rest_job_message(const struct job *j); /* its own, or what Ray says of its status */
 json_t *rest_job_json(const struct job *j); /* Ray's JobDetails */
-/* text, with U+FFFD in place of what is no UTF-8. */
-void rest_add_utf8(struct fl_str *out, const char *text, size_t len);

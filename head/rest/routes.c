@@ -93,24 +93,6 @@ json_t *rest_amount(int64_t e4)
                               : json_integer(e4 / PLACEMENT_ONE);
 }
 
-void rest_add_utf8(struct fl_str *out, const char *text, size_t len)
-{
-    size_t from = 0, at = 0;
-
-    while (at < len) {
-        size_t n = fl_utf8_len(text + at, len - at);
-
-        if (n) {
-            at += n;
-            continue;
-        }
-        fl_str_add_bytes(out, text + from, at - from);
-        fl_str_add_bytes(out, "\xef\xbf\xbd", 3);
-        from = ++at;
-    }
-    fl_str_add_bytes(out, text + from, len - from);
-}
-
 /* By the driver's job id first, as Ray looks; a job whose driver never joined has none to be found
  * by. */
 struct job *rest_job(struct head *h, struct http_req *req)

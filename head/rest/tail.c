@@ -61,7 +61,7 @@ static enum fl_status send_text(struct tail *t, const char *text, size_t len, st
                   json = FL_STR_HEAP(TAIL_PIECE * 8 + (1 << 20));
     enum fl_status st;
 
-    rest_add_utf8(&clean, text, len);
+    fl_str_add_utf8(&clean, text, len);
     if (t->ws) {
         st = http_ws_text(t->ws, (struct fl_bytes){ clean.data, clean.len }, err);
     } else {

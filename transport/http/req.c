@@ -256,7 +256,11 @@ static struct MHD_Response *text_response(char *text_take, size_t len)
 
 static void json_error(struct http_req *req, unsigned status, const char *text)
 {
-    json_t *j = json_pack("{s:s}", "error", text);
+    char room[2048];
+    struct fl_str clean = FL_STR_ON(room);
+
+    fl_str_add_utf8(&clean, text, strlen(text)); /* it may quote what was asked */
+    json_t *j = json_pack("{s:s}", "error", fl_str_text(&clean));
     char *out = j ? json_dumps(j, JSON_COMPACT) : NULL;
 
     json_decref(j);

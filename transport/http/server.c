@@ -1,7 +1,10 @@
 #include <arpa/inet.h>
+#include <ctype.h>
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -327,6 +330,47 @@ static enum fl_status listen_at(const char *host, uint16_t *port, int *out, stru
     return FL_OK;
 }
 
+/* The byte at p, as %XX or as it is; how many characters that took. */
+static size_t byte_at(const char *p, char *out)
+{
+    unsigned byte;
+
+    *out = *p;
+    if (p[0] != '%' || !isxdigit((unsigned char)p[1]) || !isxdigit((unsigned char)p[2]))
+        return *p != '\0';
+    (void)sscanf(p + 1, "%2x", &byte);
+    *out = (char)byte;
+    return 3;
+}
+
+/* %XX as bytes, in place, where they make characters. What would be no UTF-8, or a NUL that ends the text and makes it
+ * another's, stays as it is written: answers quote what was asked, as JSON. */
+static size_t unescape(void *arg, struct MHD_Connection *conn, char *text)
+{
+    size_t n = 0;
+
+    (void)arg;
+    (void)conn;
+    for (const char *p = text; *p;) {
+        char c[4];
+        size_t ends[4], got = 0, at = 0, used;
+
+        while (got < 4 && (used = byte_at(p + at, &c[got])) > 0)
+            ends[got++] = at += used;
+        size_t len = c[0] ? fl_utf8_len(c, got) : 0;
+
+        if (len) {
+            memcpy(text + n, c, len);
+            p += ends[len - 1];
+            n += len;
+        } else {
+            text[n++] = *p++ == '%' ? '%' : '?';
+        }
+    }
+    text[n] = '\0';
+    return n;
+}
+
 /* What is common to both kinds comes last in the call: MHD reads a list of its options. */
 static struct MHD_Daemon *start_mhd(struct http_server *s, int fd)
 {
@@ -348,6 +392,7 @@ static struct MHD_Daemon *start_mhd(struct http_server *s, int fd)
                             MHD_OPTION_CONNECTION_LIMIT, s->c.connections_max,
                             MHD_OPTION_CONNECTION_TIMEOUT, idle_s,
                             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_MEMORY,
+                            MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
                             MHD_OPTION_ARRAY, s->c.tls ? tls : plain, MHD_OPTION_END);
 }
 
