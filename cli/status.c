@@ -83,6 +83,10 @@ static void print_status(const json_t *s)
     puts("");
     print_resources(json_object_get(s, "resources"));
     print_devices(json_object_get(s, "devices"));
+    if (json_array_size(json_object_get(s, "troubled")))
+        puts("\ntroubled:");
+    json_array_foreach(json_object_get(s, "troubled"), i, w)
+        printf("  node %s: %s\n", cli_text(w, "node"), cli_text(w, "why"));
     if (json_array_size(json_object_get(s, "waiting")))
         puts("\nwaiting:");
     json_array_foreach(json_object_get(s, "waiting"), i, w)

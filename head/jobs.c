@@ -292,7 +292,7 @@ static void driver_again(struct job *j, struct seat *d)
     if (wait_ms > HEAD_DRIVER_BACKOFF_MAX_MS)
         wait_ms = HEAD_DRIVER_BACKOFF_MAX_MS;
     rec.attempt = j->rec->attempt + 1;
-    if (head_record(h, REC_JOB, &rec, NULL, &err) != FL_OK || seat_again(d, true, &err) != FL_OK)
+    if (head_record(h, REC_JOB, &rec, NULL, &err) != FL_OK || seat_again(d, d->rec->restarts + 1, &err) != FL_OK)
         return;
     d->ready_ns = fl_loop_now_ns(h->loop) + wait_ms * 1000000;
     fl_metric_add(h->count.restarts, 1);
@@ -310,8 +310,10 @@ static bool refused(const Fl__Exit *x)
     return x && x->cause == EXIT_EXITED && x->code == 2;
 }
 
+/* Where a member has used up its restarts, a driver that began anew would only multiply them. */
 static void driver_over(struct job *j, struct seat *d)
 {
+    bool again = d->rec->restarts < j->rec->driver_restarts && !j->head->foreign_to;
     const Fl__Exit *x = d->rec->exit;
     int32_t ok = 0;
 
@@ -319,10 +321,13 @@ static void driver_over(struct job *j, struct seat *d)
         finish(j, FL__JOB_STATUS__JOB_STOPPED, NULL, NULL, "Job was intentionally stopped.");
     else if (x && x->cause == EXIT_EXITED && x->code == 0)
         finish(j, FL__JOB_STATUS__JOB_SUCCEEDED, &ok, NULL, "Job finished successfully.");
-    else if (d->rec->restarts < j->rec->driver_restarts && !j->head->foreign_to && !refused(x))
+    else if (again && !refused(x) && !j->used_up[0])
         driver_again(j, d);
-    else if (x)
+    else if (x) {
+        if (again && j->used_up[0])
+            joblog_note(j, "the driver is not started again: %s", j->used_up);
         fail_with_log(j, x);
+    }
 }
 
 /* Its workers are stopped by seats.c as soon as it is over; here its groups, and the last word. */

@@ -169,6 +169,28 @@ void nodes_sweep(struct head *h, uint64_t now_ns)
     }
 }
 
+/* By itself and soon: what was told to stop, and what ran for long, says nothing about the node. */
+void node_ended(struct node *n, const Fl__Exit *x)
+{
+    bool fault = (x->cause == EXIT_EXITED && x->code != 0) || x->cause == EXIT_SIGNALLED || x->cause == EXIT_EXEC_FAILED;
+    bool was = node_troubled(n);
+
+    if (!fault || x->lived_ms >= HEAD_FAULT_S * 1000ull)
+        return;
+    memmove(&n->bad_ns[1], &n->bad_ns[0], sizeof(n->bad_ns) - sizeof(n->bad_ns[0]));
+    n->bad_ns[0] = fl_loop_now_ns(n->head->loop);
+    snprintf(n->bad_why, sizeof(n->bad_why), "%s", x->why ? x->why : "no cause was told");
+    if (!was && node_troubled(n))
+        fl_warn("node is avoided node=%s ends=%d within_s=%d last=\"%s\"", n->rec->name, HEAD_BAD_ENDS, HEAD_FAULT_S, n->bad_why);
+}
+
+bool node_troubled(const struct node *n)
+{
+    uint64_t first = n->bad_ns[HEAD_BAD_ENDS - 1];
+
+    return first && fl_loop_now_ns(n->head->loop) - first < HEAD_FAULT_S * 1000000000ull;
+}
+
 void nodes_forget_old(struct head *h)
 {
     Fl__GoneRec rec = FL__GONE_REC__INIT;

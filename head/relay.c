@@ -277,7 +277,7 @@ static enum fl_status role_again(struct head *h, struct group *g, const char *ro
     HASH_ITER (hh, h->seats, s, tmp)
         if (listed(s, g->job, &g->rec->id, role) &&
             (!ended_only || s->rec->state == FL__SEAT_STATE__SEAT_CLOSED))
-            FL_TRY(seat_again(s, false, err));
+            FL_TRY(seat_again(s, s->rec->restarts, err));
     return FL_OK;
 }
 

@@ -72,7 +72,7 @@ static void forget_force(struct seat *s)
 }
 
 /* The next attempt of the same seat; ending: the older one is to be stopped first. */
-enum fl_status seat_again(struct seat *s, bool counts, struct fl_err *err)
+enum fl_status seat_again(struct seat *s, uint32_t restarts, struct fl_err *err)
 {
     Fl__SeatRec rec = *s->rec;
     Fl__SeatRef who = *s->rec->who;
@@ -87,7 +87,7 @@ enum fl_status seat_again(struct seat *s, bool counts, struct fl_err *err)
         rec.ending = s->rec->who->attempt;
     }
     rec.has_restarts = true;
-    rec.restarts = s->rec->restarts + counts;
+    rec.restarts = restarts;
     rec.has_job_attempt = true;
     rec.job_attempt = s->job->rec->attempt;
     FL_TRY(head_record(s->job->head, REC_SEAT, &rec, NULL, err));
@@ -144,11 +144,15 @@ void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after
     fl_info("worker ended role=%s rank=%u attempt=%u job=%s cause=%u code=%d signal=%d why=\"%s\"",
             s->rec->role, s->rec->rank, attempt, s->job->rec->submission_id, rec.exit->cause,
             rec.exit->code, rec.exit->signal, rec.exit->why ? rec.exit->why : "");
+    struct node *at = is_driver(s) ? NULL : seat_node(s);
+
     if (head_record(h, REC_SEAT, &rec, then, &err) != FL_OK) {
         if (req)
             call_fail(req, &err); /* the daemon tells it again */
         return;
     }
+    if (at && s->rec->exit)
+        node_ended(at, s->rec->exit);
     if (s->rec->state == FL__SEAT_STATE__SEAT_OVER)
         forget_force(s);
     if (s->rec->state == FL__SEAT_STATE__SEAT_OVER || !s->rec->ending)
@@ -530,7 +534,8 @@ static void member_over(struct head *h, struct seat *s)
     const Fl__Launch *how = r ? r->rec->launch : NULL;
     uint64_t first = how && how->backoff_ms ? how->backoff_ms : BACKOFF_MS;
     uint64_t most = how && how->backoff_max_ms ? how->backoff_max_ms : BACKOFF_MAX_MS;
-    uint32_t n = s->rec->restarts;
+    bool long_lived = s->rec->exit && s->rec->exit->lived_ms >= HEAD_FAULT_S * 1000ull;
+    uint32_t n = long_lived ? 0 : s->rec->restarts; /* one a day is no reason to give up */
     struct fl_err err;
 
     if (seat_wants_end(s) || !how || n >= how->restart_max) {
@@ -539,9 +544,11 @@ static void member_over(struct head *h, struct seat *s)
         if (set_state(s, FL__SEAT_STATE__SEAT_CLOSED) == FL_OK && for_good)
             joblog_note(s->job, "%s; it is not started again (%u restarts of %u)", ending(s), n,
                         how->restart_max);
+        if (for_good && how->restart_max)
+            snprintf(s->job->used_up, sizeof(s->job->used_up), "%s %u has used its restarts; %s", s->rec->role, s->rec->rank, ending(s));
         return;
     }
-    if (seat_again(s, true, &err) != FL_OK)
+    if (seat_again(s, n + 1, &err) != FL_OK)
         return;
     uint64_t wait_ms = first << (n < 20 ? n : 20);
     joblog_note(s->job, "%s; it starts again as attempt %u in %.1f s", ending(s),

@@ -77,6 +77,7 @@ static Fl__SnapNode *node_new(const struct node *n)
     s->name = copy_text(n->rec->name);
     s->address = copy_text(n->rec->address);
     s->takes_work = n->state == NODE_READY && n->up != NULL;
+    s->has_avoid = s->avoid = node_troubled(n);
     s->total = room(inv->n_total);
     s->free = room(inv->n_total);
     s->devices = room(inv->n_devices);
@@ -234,6 +235,7 @@ static void fill_node(struct snapshot *s, struct placement_node *out, const Fl__
     out->addr = n->address;
     placement_addr_sort(n->address, out->addr_sort);
     out->takes_work = n->takes_work;
+    out->avoid = n->avoid;
     out->total = amounts_of(s, n->total, n->n_total);
     out->free = amounts_of(s, n->free, n->n_free);
     out->n_amounts = n->n_total;

@@ -45,6 +45,8 @@ enum {
     HEAD_STEPS_KEPT = 1024,
     HEAD_STEP_BYTES = 256 << 10,
     HEAD_GROUPS_A_JOB = 256,
+    HEAD_BAD_ENDS = 3,         /* so many in HEAD_FAULT_S: the node is avoided, and said to be in trouble */
+    HEAD_FAULT_S = 600,        /* a worker that lived for so long begins to count its restarts anew */
     HEAD_READINGS = 64, /* of one worker; more of them are not kept */
 };
 
@@ -87,6 +89,8 @@ struct node {
     struct use *uses;
     size_t n_uses;
     bool uses_told; /* false: this node does not say */
+    uint64_t bad_ns[HEAD_BAD_ENDS]; /* when workers ended on it by a fault of their own, the last ones */
+    char bad_why[256];              /* of the last of them */
     uint64_t joined_ms, left_ms; /* wall clock, for people; of this start of the head */
     uint32_t load_e2;
     bool reported;                /* since the start of this head */
@@ -194,6 +198,7 @@ struct job {
     bool log_followed, log_told, steps_followed, steps_told, asked_end;
     uint64_t followed_ns, end_ns;
     struct steps steps;
+    char used_up[320]; /* which worker has used up its restarts, and why it ended; "": none */
     struct joblog *log;
     struct follower *followers;
     struct tail *tails;
@@ -317,6 +322,9 @@ void nodes_forget_old(struct head *h);
 void nodes_await(struct head *h); /* after replay: all of the journal must report or run out */
 bool nodes_all_in(struct head *h);
 void node_forget_unknown(struct node *n);
+/* A worker of a role ended on it: was it a fault, and is it one too many? */
+void node_ended(struct node *n, const Fl__Exit *x);
+bool node_troubled(const struct node *n);
 
 /* ---- uses.c: devices as they are used, beside what was promised of them ---- */
 void uses_take(struct node *n, const Fl__Beat *b);
@@ -398,7 +406,7 @@ void job_forget_old(struct head *h);
 void seats_settle(struct head *h);
 void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after *then);
 void seat_dirty(struct seat *s);
-enum fl_status seat_again(struct seat *s, bool counts, struct fl_err *err);
+enum fl_status seat_again(struct seat *s, uint32_t restarts, struct fl_err *err);
 struct node *seat_node(const struct seat *s);
 const Fl__LayoutRank *seat_rank(
     const struct seat *s);         /* as placed; NULL: a driver, or its group has gone */

@@ -22,6 +22,7 @@ struct placement_node {
     const char *name, *addr;
     uint8_t addr_sort[16]; /* IPv4 mapped: 10.0.0.9 sorts before 10.0.0.10 */
     bool takes_work;
+    bool avoid; /* processes end on it again and again: taken where the others do not do */
     const struct fl_amount *total, *free;
     const struct placement_device *devices;
     const struct placement_label *labels;

@@ -112,6 +112,8 @@ const char *room_rule(const struct room *r, size_t node, const struct placement_
     *label = NULL;
     if (!n->takes_work && !r->empty)
         return "takes no work now";
+    if (n->avoid && r->careful)
+        return "is avoided";
     if (b->affinity == PLACEMENT_ONLY && memcmp(&b->node, &n->who.id, sizeof(b->node)) != 0)
         return "another node is required";
     for (size_t i = 0; i < b->n_must; i++) {

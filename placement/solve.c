@@ -440,12 +440,28 @@ static enum fl_status solver_explain(struct solver *s, const struct kind *stuck,
     return st;
 }
 
+static bool some_avoided(const struct placement_snapshot *snap)
+{
+    for (size_t i = 0; i < snap->n_nodes; i++)
+        if (snap->nodes[i].avoid)
+            return true;
+    return false;
+}
+
 static enum fl_status solver_run(struct solver *s, struct room *now, struct room *empty,
                                  struct placement_why *why, size_t *n_why, struct fl_err *err)
 {
     FL_TRY(room_init(now, s->snap, false, err));
     FL_TRY(room_init(empty, s->snap, true, err));
     kinds_make(s, empty);
+    if (some_avoided(s->snap)) {
+        now->careful = true;
+        if (place(s, now))
+            return FL_OK;
+        room_fini(now);
+        FL_TRY(room_init(now, s->snap, false, err));
+        s->plan->n_devices = 0;
+    }
     if (place(s, now))
         return FL_OK;
     const struct kind *stuck = s->stuck;

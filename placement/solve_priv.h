@@ -13,6 +13,7 @@ struct room {
     struct room_node *nodes;
     int64_t *store;
     uint32_t gpu; /* resource that devices stand for; UINT32_MAX: nobody has any */
+    bool careful; /* without the nodes that are to be avoided */
     bool empty;   /* as if nothing was taken and every node took work */
 };
 enum fl_status room_init(struct room *r, const struct placement_snapshot *snap, bool empty,

@@ -85,6 +85,8 @@ json_t *rest_usage(struct head *h, const struct node *only)
 
 /* ---- status ---- */
 
+static json_t *troubled(struct head *h);
+
 static void count(json_t *counts, const char *name)
 {
     json_object_set_new(counts, name,
@@ -152,11 +154,11 @@ void rest_status(void *head, struct http_req *req)
     fl_hex(cluster, h->term.cluster, sizeof(h->term.cluster));
     http_reply_json(
         req, 200,
-        json_pack("{s:s,s:I,s:s,s:f,s:o,s:o,s:o,s:o,s:o,s:i,s:b,s:s,s:s,s:s}", "cluster", cluster,
+        json_pack("{s:s,s:I,s:s,s:f,s:o,s:o,s:o,s:o,s:o,s:o,s:i,s:b,s:s,s:s,s:s}", "cluster", cluster,
                   "term", (json_int_t)h->term.head, "state", head_state_name(h->state), "uptime_s",
                   (double)(fl_loop_now_ns(h->loop) - h->start_ns) / 1e9, "nodes", nodes, "jobs",
                   jobs, "resources", resources, "devices",
-                  rest_devices_in(h, STATUS_DEVICES), "waiting", waiting(h), "unknown",
+                  rest_devices_in(h, STATUS_DEVICES), "troubled", troubled(h), "waiting", waiting(h), "unknown",
                   (int)unknown_pieces(h), "journal_older", h->foreign_to != 0, "journal_note",
                   h->opened.note, "address", h->rpc, "http", h->http));
 }
@@ -177,6 +179,25 @@ static int workers_on(struct head *h, const struct node *n)
     return c;
 }
 
+/* Why it is avoided, or null. */
+static json_t *trouble(const struct node *n)
+{
+    return node_troubled(n) ? json_sprintf("%d workers ended on it within %d min, new ones go elsewhere where they can; the last: %s",
+                                           HEAD_BAD_ENDS, HEAD_FAULT_S / 60, n->bad_why)
+                            : json_null();
+}
+
+static json_t *troubled(struct head *h)
+{
+    json_t *list = json_array();
+    struct node *n, *tmp;
+
+    HASH_ITER (hh, h->nodes, n, tmp)
+        if (n->rec->fate == FL__NODE_FATE__NODE_IN && node_troubled(n))
+            json_array_append_new(list, json_pack("{s:s,s:o}", "node", n->rec->name, "why", trouble(n)));
+    return list;
+}
+
 void rest_nodes(void *head, struct http_req *req)
 {
     struct head *h = head;
@@ -191,7 +212,7 @@ void rest_nodes(void *head, struct http_req *req)
             json_object_set_new(labels, n->rec->inventory->labels[i]->key,
                                 json_string(n->rec->inventory->labels[i]->value));
         json_array_append_new(
-            list, json_pack("{s:o,s:s,s:s,s:s,s:I,s:s,s:o,s:o,s:o,s:i,s:I,s:f,s:f,s:o}", "id",
+            list, json_pack("{s:o,s:s,s:s,s:s,s:I,s:s,s:o,s:o,s:o,s:i,s:I,s:f,s:f,s:o,s:o}", "id",
                             rest_hex(&n->rec->who->id), "name", n->rec->name, "address",
                             n->rec->address, "state", node_state_name(n->state), "start",
                             (json_int_t)n->rec->who->start, "boot_id", n->rec->boot_id, "resources",
@@ -199,7 +220,7 @@ void rest_nodes(void *head, struct http_req *req)
                             workers_on(h, n), "memory_available", (json_int_t)n->memory_available,
                             "load", n->load_e2 / 100.0, "beat_age_s",
                             (double)(fl_loop_now_ns(h->loop) - n->beat_ns) / 1e9, "why",
-                            rest_text(n->rec->why)));
+                            rest_text(n->rec->why), "trouble", trouble(n)));
     }
     http_reply_json(req, 200, list);
 }

@@ -11,6 +11,7 @@ enum { SNAP_NODES = 16, SNAP_DEVICES = 16 };
 struct snap_node {
     int gpus, cpus, busy; /* busy: a bit for each device that is taken */
     bool off;             /* takes no work */
+    bool bad;             /* to be avoided */
     const char *label;    /* value of "zone" */
 };
 
@@ -53,6 +54,7 @@ static struct snap *snap_new(const struct snap_node *nodes)
         *out = (struct placement_node){ .name = x->names[n],
                                         .addr = x->addrs[n],
                                         .takes_work = !in->off,
+                                        .avoid = in->bad,
                                         .total = x->total[n],
                                         .free = x->free[n],
                                         .devices = x->devices[n],
