@@ -237,8 +237,10 @@ static enum fl_status own_folder(const char *path, struct fl_err *err)
     if (lstat(path, &st) < 0)
         return fl_fail_errno(err, "look at %s", path);
     if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid())
-        return fl_fail(err, FL_DENIED, "%s is not a folder of user %u (owner %u)", path,
-                       (unsigned)geteuid(), (unsigned)st.st_uid);
+        return fl_fail(err, FL_DENIED,
+                       "%s is not a folder of user %u (owner %u): remove it, or name another place by "
+                       "FURLONG_RUNTIME_DIR or FURLONG_STATE_DIR",
+                       path, (unsigned)geteuid(), (unsigned)st.st_uid);
     if ((st.st_mode & 077) && chmod(path, 0700) < 0)
         return fl_fail_errno(err, "close %s to others", path);
     return FL_OK;

@@ -1,0 +1,93 @@
+"""A head that comes back elsewhere, a way that is open on one side alone, and versions that differ."""
+import os
+import shutil
+import subprocess
+
+import harness
+from harness import BIN, alive, hosts, place, wait_for
+
+
+def under(p, *words):
+    """The place with words before each of its commands, inside its network namespace."""
+    q = harness.Place(p.root, p.netns)
+    q.env, q.children = p.env, p.children
+    q.argv = lambda args: ["ip", "netns", "exec", p.netns, *words, f"{BIN}/{args[0]}", *map(str, args[1:])]
+    return q
+
+
+def state(head, name):
+    r = head.furlong("list", "nodes", "--json")
+    return {n["name"]: n["state"] for n in r.json()}.get(name) if r.code == 0 else None
+
+
+def p102_the_head_comes_back_at_another_address():
+    """By name: the daemon looks the name up anew, joins again, and what ran goes on, once."""
+    if os.geteuid() != 0:
+        raise harness.Skip("a mount namespace needs root")
+    with hosts(3) as (one, other, two):
+        names = f"{other.root}/hosts"
+
+        def head_is(address):
+            with open(names, "w", encoding="ascii") as f:
+                f.write(f"127.0.0.1 localhost\n{address} head.test\n")
+
+        def start(p, address):
+            env = {"FURLONG_STATE_DIR": f"{one.root}/s"}
+            made = p.spawn("furlong-head", f"--node-ip-address={address}", env=env, stdout=subprocess.DEVNULL, stderr=open(f"{p.root}/head.err", "w", encoding="utf-8"))
+            wait_for("the head", lambda: p.info("h"), 30)
+            p.env["FURLONG_STATE_DIR"] = f"{one.root}/s"
+            return made
+
+        first = start(one, "10.77.0.1")
+        head_is("10.77.0.1")
+        inside = under(other, "unshare", "-m", "--propagation", "private", "sh", "-c", f'mount --bind {names} /etc/hosts && exec "$0" "$@"')
+        inside.furlong("start", "--address=head.test:6379", "--node-name=n2", "--num-gpus=1", check=0)
+        fifo = f"{other.root}/fifo"
+        os.mkfifo(fifo)
+        one.furlong("job", "submit", "--no-wait", "--submission-id=stays", "--", "sh", "-c", f"echo $$ > {other.root}/pid; read x < {fifo}; echo over", check=0)
+        pid = int(wait_for("the job", lambda: os.path.exists(f"{other.root}/pid") and open(f"{other.root}/pid", encoding="ascii").read().strip()))
+        first.kill()
+        first.wait()
+        start(two, "10.77.0.3")
+        head_is("10.77.0.3")  # as a cluster's name service would say; written in place, as a mount sees it
+        wait_for("n2 at the new head", lambda: state(two, "n2") == "READY", 30)
+        workers = two.furlong("list", "workers", "--json").json()
+        assert alive(pid) and [(w["role"], w["attempt"]) for w in workers] == [("driver", 1)], workers
+        with open(fifo, "w", encoding="ascii") as f:
+            f.write("go\n")
+        r = two.furlong("job", "logs", "--follow", "stays")
+        assert r.code == 0 and r.out.count("over") == 1, r
+
+
+def p103_a_way_that_is_open_on_one_side():
+    """What a node says does not arrive any more, what the head says does: both sides come to the same end in time."""
+    if not shutil.which("iptables"):
+        raise harness.Skip("no iptables here")
+    silent = 2
+    for own_end in (False, True):
+        with harness.saying("with --orphan-timeout" if own_end else "by default"), hosts(2) as (head, other):
+            head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=0", "--node-name=n1", env={"FURLONG_NODE_SILENT_MS": f"{silent}000"}, check=0)
+            if own_end:
+                other.spawn("furlong-node", "--address=10.77.0.1:6379", "--node-name=n2", "--num-gpus=1", f"--orphan-timeout={silent}",
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                wait_for("n2", lambda: state(head, "n2") == "READY", 30)
+            else:
+                other.furlong("start", "--address=10.77.0.1:6379", "--num-gpus=1", "--node-name=n2", "--wait=30", check=0)
+            head.spawn("furlong", "job", "submit", "--entrypoint-num-gpus=1", "--", "sh", "-c", f"echo $$ > {other.root}/pid; sleep 1000")
+            pid = int(wait_for("the job on n2", lambda: os.path.exists(f"{other.root}/pid") and open(f"{other.root}/pid", encoding="ascii").read().strip()))
+            rule = lambda what: subprocess.run(["ip", "netns", "exec", other.netns, "iptables", what, "OUTPUT", "-d", "10.77.0.1", "-j", "DROP"],
+                                               check=True, capture_output=True)
+            rule("-A")
+            wait_for("the head's verdict", lambda: state(head, "n2") == "LOST", 30)
+            if own_end:  # the node's own, without a word from anybody
+                wait_for("the end of its work", lambda: not alive(pid), 60)
+                continue
+            wait_for("the node's word", lambda: other.info("n") and not other.info("n")[0]["joined"], 60)
+            assert alive(pid), "nobody told it"
+            rule("-D")
+            wait_for("the end of its work", lambda: not alive(pid), 60)
+            wait_for("n2 back", lambda: state(head, "n2") == "READY", 60)
+
+
+if __name__ == "__main__":
+    harness.main(dict(globals()))
