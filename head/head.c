@@ -345,6 +345,7 @@ void head_destroy(struct head *h)
     if (!h)
         return;
     fl_timer_cancel(&h->sweep);
+    dials_end(h);
     uplinks_destroy(h);
     journal_destroy(h->journal); /* what waited for it is answered, to streams that are gone */
     h->journal = NULL;

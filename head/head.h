@@ -27,6 +27,7 @@ struct head_config {
     uint32_t idle_wait_ms;       /* until_idle without any job yet: 0: 120 s */
     const char *token; /* asked from other addresses than loopback; NULL: they are refused */
     const char *ray_token; /* taken too, and asked from loopback as well: RAY_AUTH_MODE=token; NULL: that is off */
+    struct tls_id *tls; /* that nodes are dialled with; NULL: plainly */
     const char *ray_version, *ray_commit; /* that /api/version claims; NULL: those of docs/ray.md */
     /* The head has ended: nothing runs any more; take it apart. */
     void (*ended)(void *arg);

@@ -458,13 +458,24 @@ static uint64_t missing_since(struct head *h, const Fl__JoinRequest *m)
 
 void join_serve(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m)
 {
+    struct fl_node_ref who = uplink_who(u);
+    struct fl_err err;
+
+    if (may_join(uplink_head(u), &who, m, &err) != FL_OK || dial_back(u, req, m, &err) != FL_OK) {
+        fl_warn("node is refused why=\"%s\"", err.text);
+        call_fail(req, &err);
+    }
+}
+
+void join_settle(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m)
+{
     struct head *h = uplink_head(u);
     struct fl_node_ref who = uplink_who(u);
     Fl__NodeRec rec = FL__NODE_REC__INIT;
     Fl__NodeRef ref = FL__NODE_REF__INIT;
     struct fl_err err;
 
-    if (may_join(h, &who, m, &err) != FL_OK) {
+    if (may_join(h, &who, m, &err) != FL_OK) { /* once more: another of that name may have joined meanwhile */
         fl_warn("node is refused why=\"%s\"", err.text);
         call_fail(req, &err);
         return;

@@ -227,7 +227,7 @@ static enum fl_status load_tls(struct program *p, struct fl_err *err)
         FL_TRY(tls_id_names(p->tls, p->args.node_ip, err));
     if (p->cover == TLS_ALL && !p->http_own.any)
         FL_TRY(tls_id_names(p->tls, http, err));
-    if (p->cover != TLS_ALL && !loopback(http))
+    if (p->cover == TLS_NODES && !loopback(http))
         snprintf(p->note, sizeof(p->note),
                  "HTTP at %s is not encrypted, and the token that is shown there neither: "
                  "--tls=all with "
@@ -430,6 +430,7 @@ static enum fl_status start(struct program *p, struct fl_err *err)
     FL_TRY(find_token(p, err));
     FL_TRY(find_ray_token(p, err));
     FL_TRY(load_tls(p, err));
+    cfg.tls = p->tls;
     FL_TRY(fl_loop_create(NULL, &p->loop, err));
     FL_TRY(fl_signals_create(p->loop, signals, FL_LEN(signals), on_signal, p, &p->signals, err));
     FL_TRY(head_create(p->loop, &cfg, &p->head, err));

@@ -236,6 +236,7 @@ struct head {
     size_t decision_bytes;
     struct heard *heard;
     struct uplink *uplinks;
+    struct dial *dials; /* nodes that are being dialled back */
     uint64_t next_job, next_lease, last_lease;
     uint64_t foreign_from, foreign_to; /* terms of heads whose journal this is not */
     uint64_t resources;                /* counts changes of what is free */
@@ -353,6 +354,9 @@ void uplinks_destroy(struct head *h);
 struct fl_node_ref uplink_who(const struct uplink *u);
 struct head *uplink_head(const struct uplink *u);
 struct node *uplink_node(const struct uplink *u); /* NULL before it has joined */
+const char *uplink_from(const struct uplink *u);  /* the other end of its stream, as ADDRESS:PORT */
+/* The one that it was, or NULL: it has ended. */
+struct uplink *uplink_find(const struct head *h, const struct uplink *was, const struct fl_node_ref *who);
 void uplink_join(struct uplink *u, struct node *n);
 /* This journal lacks what u's daemon has: takes a later term, and u has to come back. */
 void uplink_older(struct uplink *u, uint64_t from);
@@ -363,6 +367,12 @@ void reply_refuse(struct call_req *req, enum fl_status st, const char *fmt, ...)
 
 /* ---- join.c: what a daemon says it has, against what the journal says ---- */
 void join_serve(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m);
+void join_settle(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m); /* its address is good */
+
+/* ---- dial.c: the address of a node that joins is dialled before it is believed ---- */
+/* join_settle() or a refusal follows. FL_INVALID: refused at once; req is still to be answered. */
+enum fl_status dial_back(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m, struct fl_err *err);
+void dials_end(struct head *h);
 void worker_changed(struct head *h, struct node *n, const Fl__WorkerState *w, struct call_req *req);
 
 /* ---- jobs.c ---- */

@@ -370,6 +370,23 @@ struct fl_node_ref uplink_who(const struct uplink *u)
     return u->who;
 }
 
+const char *uplink_from(const struct uplink *u)
+{
+    struct stream *s = call_peer_stream(u->peer);
+
+    return s ? stream_name(s) : "";
+}
+
+struct uplink *uplink_find(const struct head *h, const struct uplink *was, const struct fl_node_ref *who)
+{
+    struct uplink *u;
+
+    DL_FOREACH(h->uplinks, u)
+        if (u == was && FL_SAME(u->who.id, who->id) && u->who.start == who->start)
+            return u;
+    return NULL;
+}
+
 /* The stream is that of the node from now on; an older one of the same daemon is closed. */
 void uplink_join(struct uplink *u, struct node *n)
 {

@@ -72,5 +72,54 @@ def test_a_lost_host_is_fenced_once_and_ends_its_work_when_it_is_back():
         wait_for("n2 back", lambda: state().get("n2") == "READY", 30)
 
 
+def second_interface(place, address):
+    """One more network card, on a wire that leads to no other host."""
+    hub = place.netns.rsplit("n", 1)[0] + "b"
+    for words in (["link", "add", "other0", "type", "veth", "peer", "name", "nowhere0", "netns", hub],
+                  ["addr", "add", f"{address}/24", "dev", "other0"], ["link", "set", "other0", "up"]):
+        subprocess.run(["ip", "-n", place.netns, *words], check=True, capture_output=True)
+    subprocess.run(["ip", "-n", hub, "link", "set", "nowhere0", "up"], check=True, capture_output=True)
+
+
+def listening(place):
+    out = subprocess.run(["ip", "netns", "exec", place.netns, "ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[3].rsplit(":", 1)[0] for line in out.splitlines()}
+
+
+def test_p42_a_node_is_dialled_back_at_the_address_it_gives():
+    with hosts(2) as (head, other):
+        second_interface(other, "10.88.0.2")
+        subprocess.run(["ip", "-n", head.netns, "route", "add", "unreachable", "10.88.0.0/24"], check=True)
+        head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=0", "--node-name=n1", check=0)
+        r = other.furlong("start", "--address=10.77.0.1:6379", "--node-name=n2", "--node-ip-address=10.88.0.2", "--wait=20")
+        assert r.code == 2, r
+        for part in ("node n2 gives the address 10.88.0.2", "the head at 10.77.0.1 does not reach it", "--node-ip-address", "it came from 10.77.0.2"):
+            assert part in r.err, (part, r)
+        assert listening(other) == set(), listening(other)
+        assert [n["name"] for n in head.furlong("list", "nodes", "--json").json()] == ["n1"]
+
+
+def test_p42_p43_the_address_of_the_way_to_the_head_goes_to_every_channel():
+    with hosts(2) as (head, other):
+        second_interface(other, "10.88.0.2")
+        head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=2", "--node-name=n1", check=0)
+        other.furlong("start", "--address=10.77.0.1:6379", "--num-gpus=2", "--node-name=n2", "--wait=30", check=0)
+        assert {n["name"]: n["address"] for n in head.furlong("list", "nodes", "--json").json()} == {"n1": "10.77.0.1", "n2": "10.77.0.2"}
+        r = head.furlong("job", "submit", "--entrypoint-num-gpus=2", "--", "sh", "-c", "hostname >/dev/null; env", check=0)
+        where = dict(line.split("=", 1) for line in r.out.splitlines() if "=" in line)
+        own = where["FURLONG_NODE_IP"]
+        assert own in ("10.77.0.1", "10.77.0.2"), where
+        assert where["NCCL_SOCKET_IFNAME"] == "=eth0" and where["GLOO_SOCKET_IFNAME"] == "eth0", where
+        assert [where[k] for k in ("MILES_HOST_IP", "SGLANG_HOST_IP", "VLLM_HOST_IP")] == [own] * 3, where
+        run = Run(head, *SMALL, "--num-rollout=200", "--actor-num-nodes=1", "--actor-num-gpus-per-node=2", "--rollout-num-gpus=2", "--num-gpus-per-node=2")
+        p = run.start()
+        run.wait_step(1)
+        # Our own sockets: each listens at the node's address and nowhere else.
+        assert listening(other) == {"10.77.0.2"}, listening(other)
+        assert listening(head) <= {"10.77.0.1", "[::ffff:10.77.0.1]"}, listening(head)
+        p.terminate()
+        p.communicate(timeout=60 * harness.SLOW)
+
+
 if __name__ == "__main__":
     harness.main(dict(globals()))

@@ -483,6 +483,8 @@ void fake_join(struct fake *f)
     inv.n_devices = f->gpus;
     m.name = f->name;
     m.address = f->address;
+    m.has_dial_port = f->dial_port != 0;
+    m.dial_port = f->dial_port;
     m.boot_id = f->boot_id;
     m.inventory = &inv;
     m.leases = f->leases;

@@ -52,6 +52,7 @@ struct fake { /* a daemon */
     bool open, joined, fenced, closed;
     enum fl_status join_status;
     char join_text[256];
+    uint32_t dial_port; /* 0: it asks for no dial-back */
     Fl__JoinReply *reply;
 
     Fl__Lease *leases[FAKE_LEASES];

@@ -36,6 +36,69 @@ static void a_node_joins_and_is_ready(void **unused)
     rig_end(&r);
 }
 
+/* ---- the address is dialled before it is believed */
+
+static void hang_up(void *arg, struct stream *s)
+{
+    (void)arg;
+    stream_close(s, NULL);
+}
+
+static void an_address_is_dialled_back(void **unused)
+{
+    static const struct {
+        const char *name, *head_ip, *address;
+        bool listens;
+        uint8_t other_id; /* of who listens: 0, the node itself */
+        const char *key;  /* of who listens */
+        enum fl_status wanted;
+        const char *says, *remedy;
+    } rows[] = {
+        { "it answers", "127.0.0.1", "127.0.0.1", true, 0, "the token", FL_OK, "", "" },
+        { "nobody answers", "127.0.0.1", "127.0.0.1", false, 0, NULL, FL_INVALID,
+          "node n gives the address 127.0.0.1, where the head at 127.0.0.1 does not reach it", "--node-ip-address" },
+        { "another node answers", "127.0.0.1", "127.0.0.1", true, 7, "the token", FL_INVALID, "another node answers",
+          "--node-ip-address" },
+        { "one of another cluster answers", "127.0.0.1", "127.0.0.1", true, 0, "another", FL_INVALID, "another key",
+          "--node-ip-address" },
+        { "loopback, and the head is not", "10.0.0.1", "127.0.0.1", true, 0, "the token", FL_INVALID,
+          "which is this or that host to each that dials it", "--node-ip-address" },
+    };
+
+    (void)unused;
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        struct head_config like = { .token = "the token" };
+        struct stream_server *server = NULL;
+        struct fl_err err = { 0 };
+        struct fake n;
+        struct rig r;
+        char name[16];
+
+        snprintf(name, sizeof(name), "dial%zu", i);
+        rig_start(&r, name, &like);
+        (void)FL_COPY(r.head->node_ip, rows[i].head_ip);
+        fake_init(&n, &r, "n", rows[i].address, 0);
+        struct wire_hello me = { .role = "node", .node = n.who };
+        me.node.id.b[0] ^= rows[i].other_id;
+        struct stream_to at = { .target = "127.0.0.1:0",
+                                .key = { rows[i].key, rows[i].key ? strlen(rows[i].key) : 0 } };
+        if (rows[i].listens) {
+            t_ok(stream_listen(r.loop, &stream_sock, &at, &me, hang_up, NULL, &server, &err), &err);
+            n.dial_port = (uint32_t)atoi(strrchr(stream_server_at(server), ':') + 1);
+        } else {
+            n.dial_port = 1;
+        }
+        fake_connect(&n);
+        fake_join(&n);
+        t_int_eq(n.join_status, rows[i].wanted, "%s: %s", rows[i].name, n.join_text);
+        t_has(n.join_text, rows[i].says);
+        t_has(n.join_text, rows[i].remedy);
+        stream_server_destroy(server);
+        fake_down(&n);
+        rig_end(&r);
+    }
+}
+
 static void names_are_unique_among_live_nodes(void **unused)
 {
     struct rig r;
@@ -227,6 +290,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_node_state_can_be_left),
         cmocka_unit_test(a_node_joins_and_is_ready),
+        cmocka_unit_test(an_address_is_dialled_back),
         cmocka_unit_test(names_are_unique_among_live_nodes),
         cmocka_unit_test(a_cloned_disk_is_refused),
         cmocka_unit_test(a_silent_node_is_fenced_once),

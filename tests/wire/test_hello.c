@@ -148,6 +148,32 @@ static void proves_the_key_before_anything(void **state)
     }
 }
 
+static void hang_up(void *arg, struct stream *s)
+{
+    ((struct rig *)arg)->far.opened++;
+    stream_close(s, NULL);
+}
+
+/* Who dials learns who answered, also when that is all that the other side had to say. */
+static void opens_before_a_farewell(void **state)
+{
+    (void)state;
+    EACH_CARRIER(c)
+    {
+        struct fl_err err = { 0 };
+        struct rig r;
+
+        rig_init(&r, c, NULL);
+        t_ok(stream_listen(r.loop, c->ops, &r.at, &r.you, hang_up, &r, &r.server, &err), &err);
+        r.to.target = stream_server_at(r.server);
+        t_ok(rig_dial(&r, &err), &err);
+        rig_until(&r, r.client.closed);
+        t_int_eq(r.client.opened, 1, "%s: %s", c->name, r.client.why.text);
+        t_int_eq(r.far.opened, 1);
+        rig_fini(&r);
+    }
+}
+
 static void reads_the_key_file(void **state)
 {
     struct fl_err err = { 0 };
@@ -374,6 +400,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(proves_the_key_before_anything),
+        cmocka_unit_test(opens_before_a_farewell),
         cmocka_unit_test(reads_the_key_file),
         cmocka_unit_test(gives_up_on_silence),
         cmocka_unit_test(throws_out_garbage),

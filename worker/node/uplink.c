@@ -56,6 +56,8 @@ struct uplink {
     struct reading *readings;
     void (*left)(struct node *n);
     struct fl_work look; /* own address: a name is looked up */
+    struct stream_server *door; /* where the head dials back while a join is under way */
+    bool keyed;                 /* the head asks for the token, and is asked for it */
     struct fl_addr found;
     struct fl_err look_err;
     bool looking, dead; /* dead: destroyed while the pool still looks */
@@ -77,6 +79,7 @@ static void hang_up(struct uplink *u)
 {
     struct call_peer *peer = FL_TAKE(u->peer);
 
+    stream_server_destroy(FL_TAKE(u->door));
     fl_timer_cancel(&u->beat);
     call_peer_destroy(peer); /* calls in flight come back: nobody may start new ones from there */
     node_serve_drop(u->node);
@@ -275,6 +278,7 @@ static void on_join(struct call_op *op, enum fl_status st, const struct wire_msg
     Fl__JoinReply *r = NULL;
     struct fl_err bad;
 
+    stream_server_destroy(FL_TAKE(u->door));
     if (u->state != UP_JOINING)
         return; /* on_closed goes on, or it is over */
     if (st == FL_OK &&
@@ -291,6 +295,32 @@ static void on_join(struct call_op *op, enum fl_status st, const struct wire_msg
     else
         joined(u, r);
     fl__join_reply__free_unpacked(r, NULL);
+}
+
+/* Whoever proves the key and hears who answers has all it came for. */
+static void dialled_back(void *arg, struct stream *s)
+{
+    (void)arg;
+    stream_close(s, NULL);
+}
+
+/* For the head to prove this node's address. One that lies on loopback needs no proof. 0: it listens nowhere. */
+static enum fl_status open_door(struct uplink *u, uint32_t *port, struct fl_err *err)
+{
+    struct node *n = u->node;
+    struct wire_hello me = { .role = "node", .node = n->ident.me };
+    char target[sizeof(n->addr.text) + 8];
+    struct stream_to at = { .target = target, .key_path = u->keyed ? n->token_path : NULL, .tls = n->cfg.tls };
+
+    *port = 0;
+    if (n->addr.loopback || (!u->keyed && !n->cfg.tls))
+        return FL_OK;
+    snprintf(me.build, sizeof(me.build), "%s", FURLONG_VERSION);
+    snprintf(target, sizeof(target), strchr(n->addr.text, ':') ? "[%s]:0" : "%s:0", n->addr.text);
+    stream_server_destroy(FL_TAKE(u->door));
+    FL_TRY(stream_listen(n->loop, &stream_sock, &at, &me, dialled_back, u, &u->door, err));
+    *port = (uint32_t)strtoul(strrchr(stream_server_at(u->door), ':') + 1, NULL, 10);
+    return FL_OK;
 }
 
 static enum fl_status send_join(struct uplink *u, struct fl_err *err)
@@ -320,6 +350,13 @@ static enum fl_status send_join(struct uplink *u, struct fl_err *err)
     m.n_workers = i;
     m.highest = &highest;
     m.runtime_dir = n->dir;
+    st = open_door(u, &m.dial_port, err);
+    m.has_dial_port = m.dial_port != 0;
+    if (st != FL_OK) {
+        free(msgs);
+        free(list);
+        return st;
+    }
     struct fl_bytes b = msgs && list ? node_pack(&m.base) : (struct fl_bytes){ 0 };
     struct call_args a = { .method = FL_NODE_JOIN,
                            .lane = LANE_CONTROL,
@@ -418,8 +455,8 @@ static void dial(struct uplink *u)
 
     u->state = UP_CONNECTING;
     snprintf(me.build, sizeof(me.build), "%s", FURLONG_VERSION);
-    if (!is_loopback(n->cfg.address) && access(n->token_path, R_OK) == 0)
-        to.key_path = n->token_path;
+    u->keyed = !is_loopback(n->cfg.address) && access(n->token_path, R_OK) == 0;
+    to.key_path = u->keyed ? n->token_path : NULL;
     enum fl_status st = FL_FAULT("node.connect") ? fl_fail_errno(&err, "connect to the head")
                                                  : stream_connect(n->loop, n->cfg.carrier, &to, &me,
                                                                   NULL, NULL, &s, &err);
