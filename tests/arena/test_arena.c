@@ -16,7 +16,8 @@ enum { CHUNK = 2 << 20 }; /* small, so that little memory makes many */
 static const struct gpu_ops *gpu;
 static struct gpu_info info;
 static struct fl_err err;
-static const struct arena_opts small = { .chunk_bytes = { CHUNK, CHUNK, CHUNK, CHUNK, CHUNK } };
+static const struct arena_opts small = { .chunk_bytes = { CHUNK, CHUNK, CHUNK, CHUNK, CHUNK },
+                                         .wait_ms = 1 };
 
 /* The test's own way to the memory. */
 struct eye {

@@ -24,7 +24,8 @@ import fields  # noqa: beside this file
 
 ROWS, WORDS = 16384, 128
 FAULTS = {"die", "hang", "500", "no-json", "not-what-was-asked", "version", "abort", "slow-start", "never-healthy",
-          "die-at-start", "loader-fails", "no-loader-rank", "disk-refused", "die-in-update", "deaf", "old-release", "no-group"}
+          "die-at-start", "loader-fails", "no-loader-rank", "disk-refused", "die-in-update", "deaf", "old-release", "no-group",
+          "assert-at-start"}
 MASK = (1 << 64) - 1
 
 
@@ -340,6 +341,7 @@ def main():
     args = p.parse_args()
     if args.fault == "die-at-start":
         sys.exit("ValueError: The memory capacity is unbalanced.")
+    assert args.fault != "assert-at-start", "Only hook_mode=preload supports pauseable CUDA Graph"
     # as SGLang's schedulers: a process in a session of its own
     if not args.alone:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, os.environ["FURLONG_HARNESS_DIR"])
 import harness  # noqa: found there
@@ -220,6 +221,23 @@ def test_it_does_not_come_back():
             said = r.go(check=None)
             assert said.code not in (0, 2) and why in said.out + said.err + log(p, r), (said, log(p, r))
             assert p.left_behind() == []
+
+
+def p90_a_release_that_frees_nothing_is_refused():
+    with place() as p:
+        said = run(p, flags=["--colocate", "--max-restarts=0"]).go(check=None)
+        assert said.code != 0 and "without --enable-memory-saver" in said.out + said.err, said
+        assert "/release_memory_occupation" not in paths(p) and p.left_behind() == []
+
+
+def p93_what_a_server_says_as_it_dies_is_in_the_error():
+    with place() as p:
+        r = run(p, server=["--fault=assert-at-start"], flags=["--max-restarts=0"])
+        began = time.monotonic()
+        said = r.go(check=None)
+        assert said.code not in (0, 2) and "Only hook_mode=preload supports pauseable CUDA Graph" in said.out + said.err, said
+        assert time.monotonic() - began < 30 * harness.SLOW, "nobody waits for it to become healthy"
+        assert p.left_behind() == []
 
 
 def test_another_version():

@@ -4,7 +4,9 @@
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include "common/base/fault.h"
+#include "common/base/log.h"
 #include "common/base/str.h"
 #include "common/proto/methods.h"
 #include "tests/xfer/epoch_rig.h"
@@ -385,6 +387,54 @@ static void p91_nothing_is_served_from_new_pages(void **state)
     rig_fini(&r);
 }
 
+/* ==== auto ==================================================================================== */
+/* What is on stderr while fn runs. */
+static void heard(void (*fn)(void), char *text, size_t room)
+{
+    FILE *f = tmpfile();
+    int was = dup(2);
+
+    t_true(f && was >= 0);
+    fflush(stderr);
+    dup2(fileno(f), 2);
+    fn();
+    fflush(stderr);
+    dup2(was, 2);
+    close(was);
+    rewind(f);
+    size_t n = fread(text, 1, room - 1, f);
+
+    text[n] = '\0';
+    fclose(f);
+}
+
+static void two_by_auto(void)
+{
+    t_ok(fl_log_level_set("info", NULL), NULL);
+    for (uint64_t v = 1; v <= 2; v++) {
+        rig_next(&r, v);
+        t_ok(rig_update(&r, XFER_AUTO, v), &r.err);
+    }
+    t_ok(fl_log_level_set("error", NULL), NULL);
+}
+
+static void auto_tells_what_it_expected_and_what_came(void **state)
+{
+    static char text[8192];
+
+    (void)state;
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2 });
+    heard(two_by_auto, text, sizeof(text));
+    t_true(r.rep.mode != XFER_AUTO && r.rep.predicted_ns > 0, "what it chose, and why");
+    t_has(text, "weights update done set=policy epoch=1.1 version=1 mode=copy");
+    const char *line = strstr(text, "weights update done");
+
+    t_true(strstr(line, " move_us=") && strstr(line, " predicted_us="), "%s", line);
+    t_true(strstr(line + 1, "weights update done") == NULL, "once for each choice: %s", text);
+    rig_check_all_serve(&r, 2);
+    rig_fini(&r);
+}
+
 /* ==== input that is wrong ===================================================================== */
 static struct xfer_tensor bent[RIG_TENSORS];
 static const char *bend_how;
@@ -555,6 +605,7 @@ int main(void)
         cmocka_unit_test(p120_a_failure_holds_nothing),
         cmocka_unit_test(p120_a_killed_driver_holds_nothing),
         cmocka_unit_test(p125_an_engine_that_was_replaced_gets_all_of_it),
+        cmocka_unit_test(auto_tells_what_it_expected_and_what_came),
         cmocka_unit_test(disagreeing_models),
         cmocka_unit_test(buckets_smaller_than_a_run_are_split),
     };

@@ -72,6 +72,7 @@ enum fl_status arena_create(const struct gpu_ops *gpu, const char *uuid, const s
     a->gpu = gpu;
     a->info = *gpu->info(a->g);
     a->slots = 1;
+    a->wait_ms = o->wait_ms ? o->wait_ms : ARENA_WAIT_MS;
     a->reserve_bytes = o->reserve_bytes ? o->reserve_bytes : addresses(&a->info);
     (void)pthread_mutex_init(&a->mu, NULL); /* of the default kind: cannot fail */
     for (unsigned i = 0; i < ARENA_TAGS; i++) {

@@ -17,6 +17,7 @@ struct arena_opts {                   /* zeros: the defaults */
                                          rounded up to what the device has */
     uint64_t reserve_bytes;           /* addresses a tag: the device's memory */
     const char *folder;               /* of FURLONG_KEEP_DISK */
+    uint32_t wait_ms;                 /* for memory that others are giving back: 2000 */
 };
 /* uuid: of the device; of host memory "host". Opens the device. */
 enum fl_status arena_create(const struct gpu_ops *gpu, const char *uuid, const struct arena_opts *o,
@@ -69,9 +70,14 @@ struct arena_moved { /* of one offload or onload */
     uint64_t dropped_bytes, kept_bytes, backed_bytes,
         written_bytes;     /* gone, in place, to or from the host, the disk */
     uint64_t shared_bytes; /* of kept_bytes: stayed because others map it */
+    uint64_t grown_bytes;  /* offload: the device is fuller by so much than three offloads ago, more
+                              than 64 MiB each time; 0: it is not growing */
 };
 /* Waits for the device, then moves. A tag that is out or in already is no error. What others map
  * stays.
+ *
+ * Memory that was just given back elsewhere may come late: onload waits until the device has room,
+ * at most wait_ms, and maps nothing before.
  *
  * On failure what had moved is brought back; err says when even that failed, and the tag is out
  * then. FL_EXHAUSTED  offload: no host memory, or the disk is full; onload: no device memory */

@@ -58,6 +58,7 @@ struct slab {
     void *at;
     uint64_t bytes;
 };
+enum { ARENA_WAIT_MS = 2000 }; /* 25 times what the reaping of a killed process took */
 struct pool {
     struct slab *slabs;
     size_t n_slabs;
@@ -84,7 +85,19 @@ struct arena {
     size_t n_holdings;
     uint64_t chunks_bytes, peak_bytes, viewed_bytes, next_serial, reserve_bytes;
     unsigned slots;
+    uint32_t wait_ms;
+    struct growth { /* of the device's used memory, from one offload to the next */
+        uint64_t used_bytes, rose_bytes;
+        unsigned rises;
+        bool noted;
+    } growth;
 };
+/* room.c: until so many bytes are free on the device, or wait_ms are over; FL_EXHAUSTED: err says who holds them.
+ * Where the device does not say, there is room. */
+enum fl_status arena_room_wait(struct arena *a, uint64_t bytes, struct fl_err *err);
+void arena_growth_note(struct arena *a, struct arena_moved *m);
+struct fl_str;
+void arena_say_others(struct arena *a, struct fl_str *s); /* "; held by pid 12 (20.0 GiB)" */
 
 /* arena.c: memory under one chunk's addresses, or none. */
 enum fl_status arena_chunk_in(struct arena *a, struct region *r, size_t i, struct fl_err *err);

@@ -119,6 +119,7 @@ void arena_say_full(struct arena *a, uint64_t wanted_bytes, struct fl_err *err)
     fl_str_add(&s, "%.12s has no %s more", a->info.uuid, fl_bytes_text(size, wanted_bytes));
     if (total)
         fl_str_add(&s, " (%s free)", fl_bytes_text(size, free_bytes));
+    arena_say_others(a, &s);
     if (a->slots > 1 && used_bytes(weights))
         fl_str_add(&s, "; one slot of weights would save %s",
                    fl_bytes_text(size, used_bytes(weights) / a->slots));

@@ -227,6 +227,29 @@ static enum fl_status region_back(struct arena *a, struct region *r, struct aren
     return FL_OK;
 }
 
+/* What is to come back, of those tags. */
+static uint64_t out_bytes(struct arena *a, uint32_t tags)
+{
+    uint64_t bytes = 0;
+
+    pthread_mutex_lock(&a->mu);
+    for (unsigned t = 0; t < ARENA_TAGS; t++) {
+        const struct region *r = &a->regions[t];
+
+        for (size_t i = 0; r->out && (tags & 1u << t) && i < r->n_high; i++)
+            bytes += r->chunks[i].state == CHUNK_OUT ? r->chunk_bytes : 0;
+    }
+    pthread_mutex_unlock(&a->mu);
+    return bytes;
+}
+
+static const char *first_out(struct arena *a, uint32_t tags)
+{
+    uint32_t out = arena_out(a) & tags;
+
+    return out ? arena_tag_name(out & -out) : "nothing";
+}
+
 enum fl_status arena_onload(struct arena *a, uint32_t tags, struct arena_moved *out,
                             struct fl_err *err)
 {
@@ -235,6 +258,9 @@ enum fl_status arena_onload(struct arena *a, uint32_t tags, struct arena_moved *
     enum fl_status st = FL_OK;
     unsigned i = 0;
 
+    st = arena_room_wait(a, out_bytes(a, tags), err);
+    if (st != FL_OK)
+        return fl_wrap(err, st, "arena: onload of %s", first_out(a, tags));
     pthread_mutex_lock(&a->mu);
     for (; i < ARENA_TAGS && st == FL_OK; i++)
         if (a->regions[i].out && (tags & 1u << i)) {
@@ -395,6 +421,8 @@ enum fl_status arena_offload(struct arena *a, uint32_t tags, struct arena_moved 
     for (; i < ARENA_TAGS && st == FL_OK; i++)
         if (!a->regions[i].out && (tags & 1u << i))
             st = region_offload(a, &a->regions[i], &m, err);
+    if (st == FL_OK)
+        arena_growth_note(a, &m);
     pthread_mutex_unlock(&a->mu);
     m.wall_ns = arena_now_ns() - begin;
     if (st != FL_OK)

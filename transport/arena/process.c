@@ -127,6 +127,7 @@ void arena_moved_add(struct arena_moved *sum, const struct arena_moved *m)
     sum->backed_bytes += m->backed_bytes;
     sum->written_bytes += m->written_bytes;
     sum->shared_bytes += m->shared_bytes;
+    sum->grown_bytes += m->grown_bytes;
 }
 
 static enum fl_status each(enum fl_status (*move)(struct arena *, uint32_t, struct arena_moved *,

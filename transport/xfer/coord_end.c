@@ -104,17 +104,21 @@ static void run_tell(struct xfer_coord *c, enum fl_status st, const struct fl_er
     struct fl_err why = err && st != FL_OK ? *err : (struct fl_err){ 0 };
     struct xfer_report rep = c->rep;
 
-    fl_log(st == FL_OK && !rep.n_left_behind ? FL_LOG_DEBUG
-                                             : FL_LOG_INFO, /* every step of a run has one */
-           "weights update %s set=%s epoch=%u.%u version=%" PRIu64
-           " mode=%s committed=%u left_behind=%u bytes=%" PRIu64 " other_bytes=%" PRIu64
-           " reconcile_us=%" PRIu64 " plan_us=%" PRIu64 " move_us=%" PRIu64 " verify_us=%" PRIu64
-           " commit_us=%" PRIu64 " pause_us=%" PRIu64 " predicted_us=%" PRIu64,
-           st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq,
-           rep.now.number, xfer_mode_name(rep.mode), rep.n_committed, rep.n_left_behind, rep.bytes,
-           rep.other_bytes, rep.reconcile_ns / 1000, rep.plan_ns / 1000, rep.move_ns / 1000,
-           rep.verify_ns / 1000, rep.commit_ns / 1000, rep.pause_ns / 1000,
-           rep.predicted_ns / 1000);
+    bool chose = c->req.mode == XFER_AUTO && st == FL_OK && rep.mode != c->auto_said;
+
+    if (chose)
+        c->auto_said = rep.mode;
+    fl_log(
+        st == FL_OK && !rep.n_left_behind && !chose ? FL_LOG_DEBUG /* every step of a run has one */
+                                                    : FL_LOG_INFO,
+        "weights update %s set=%s epoch=%u.%u version=%" PRIu64
+        " mode=%s committed=%u left_behind=%u bytes=%" PRIu64 " other_bytes=%" PRIu64
+        " reconcile_us=%" PRIu64 " plan_us=%" PRIu64 " move_us=%" PRIu64 " verify_us=%" PRIu64
+        " commit_us=%" PRIu64 " pause_us=%" PRIu64 " predicted_us=%" PRIu64,
+        st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq, rep.now.number,
+        xfer_mode_name(rep.mode), rep.n_committed, rep.n_left_behind, rep.bytes, rep.other_bytes,
+        rep.reconcile_ns / 1000, rep.plan_ns / 1000, rep.move_ns / 1000, rep.verify_ns / 1000,
+        rep.commit_ns / 1000, rep.pause_ns / 1000, rep.predicted_ns / 1000);
     run->done(run, st, &rep, &why);
 }
 

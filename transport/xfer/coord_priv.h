@@ -104,6 +104,7 @@ struct xfer_coord {
     char passed_over[200]; /* by the plan */
     struct xfer_plan *plan; /* of the last epoch, and what was asked then */
     uint64_t question[2];
+    enum xfer_mode auto_said; /* what auto chose when it was last told at info */
     bool warm; /* every member did its part of this plan in the last epoch: lines are open, tickets known */
     struct fl_err give_why; /* of the giver that refused */
     struct xfer_version target;

@@ -1,7 +1,10 @@
 #include "worker/client/memory.h"
+#include <inttypes.h>
 #include <stdlib.h>
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
+
+#include "common/base/log.h"
 
 struct memory_piece {
     void *addr; /* key */
@@ -124,6 +127,9 @@ enum fl_status memory_offload(struct client_memory *m, uint32_t tags, struct fur
         return st;
     }
     arena_moved_add(&host, &devices);
+    if (host.grown_bytes)
+        fl_warn("device memory grows from one offload to the next grown_mib=%" PRIu64,
+                host.grown_bytes >> 20);
     memory_shown(out, &host);
     return FL_OK;
 }

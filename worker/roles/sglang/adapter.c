@@ -54,23 +54,19 @@ static json_t *tag_names(uint32_t tags)
 static enum fl_status memory_move(struct adapter *a, uint32_t tags, bool out, uint32_t ms,
                                   struct fl_err *err)
 {
-    static bool told;
-
     tags &= FURLONG_TAG_WEIGHTS | FURLONG_TAG_KV | FURLONG_TAG_GRAPH;
     tags &= out ? ~a->out : a->out;
     if (!tags)
         return FL_OK;
-    if (!a->server.has_saver) {
-        if (!told)
-            fl_warn("SGLang keeps its memory: it was not started with --enable-memory-saver");
-        told = true;
-    } else {
-        if (out && tags & FURLONG_TAG_KV) /* what is cached of older weights goes with it */
-            FL_TRY(sglang_ask(&a->server, "/flush_cache", json_object(), ms, NULL, err));
-        FL_TRY(sglang_ask(&a->server,
-                          out ? "/release_memory_occupation" : "/resume_memory_occupation",
-                          json_pack("{s:o}", "tags", tag_names(tags)), ms, NULL, err));
-    }
+    if (!a->server.has_saver) /* it would answer yes, and free nothing */
+        return fl_fail(
+            err, FL_UNSUPPORTED,
+            "SGLang was started without --enable-memory-saver and keeps its memory: start "
+            "it with that, or the run with --no-offload-rollout");
+    if (out && tags & FURLONG_TAG_KV) /* what is cached of older weights goes with it */
+        FL_TRY(sglang_ask(&a->server, "/flush_cache", json_object(), ms, NULL, err));
+    FL_TRY(sglang_ask(&a->server, out ? "/release_memory_occupation" : "/resume_memory_occupation",
+                      json_pack("{s:o}", "tags", tag_names(tags)), ms, NULL, err));
     a->out = out ? a->out | tags : a->out & ~tags;
     return FL_OK;
 }
