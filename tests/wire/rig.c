@@ -213,8 +213,7 @@ void rig_fini(struct rig *r)
 
 void rig_same_fds(const struct carrier *c, int before)
 {
-    enum { GONE_MS = 25000 }; /* gRPC's queue has no thread once its last user went: what it did not hear by then that the
-                               * peer hung up goes by keepalive, after 20 s */
+    enum { GONE_MS = 15000 }; /* a channel that is connecting is destroyed once it has, or has not */
     bool rpc = strstr(c->name, "rpc");
     uint64_t end = fl_clock_boot_ns() + GONE_MS * 1000000ull;
     char names[512] = "";

@@ -1,4 +1,5 @@
 /* One suite over all carriers: who gets in, and who does not. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -322,6 +323,35 @@ static void gives_up_on_the_mute(void **state)
     rig_fini(&r);
 }
 
+/* A caller gives up while HTTP/2 is being greeted, and the other side's SETTINGS come after that: its socket goes. */
+static void gives_up_half_way(void **state)
+{
+    static const uint8_t settings[9] = { 0, 0, 0, 4 };
+    struct carrier c = { "rpc", &stream_rpc, "127.0.0.1:0", NULL };
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t len = sizeof(a);
+    struct fl_err err = { 0 };
+    char target[32], sink[512];
+    struct rig r;
+    int port = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), fd = -1;
+
+    (void)state;
+    t_true(bind(port, (struct sockaddr *)&a, len) == 0 && listen(port, 1) == 0 && getsockname(port, (struct sockaddr *)&a, &len) == 0);
+    snprintf(target, sizeof(target), "127.0.0.1:%d", ntohs(a.sin_port));
+    rig_init(&r, &c, NULL);
+    r.to.target = target;
+    t_ok(rig_dial(&r, &err), &err);
+    rig_until(&r, (fd = accept4(port, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0);
+    rig_until(&r, recv(fd, sink, sizeof(sink), 0) >= 24); /* its preface */
+    stream_close(r.client.s, NULL);
+    rig_until(&r, !r.client.s);
+    t_int_eq(send(fd, settings, sizeof(settings), MSG_NOSIGNAL), sizeof(settings));
+    rig_until(&r, recv(fd, sink, sizeof(sink), 0) == 0);
+    close(fd);
+    rig_fini(&r);
+    close(port);
+}
+
 static void send_fds(int fd, unsigned n)
 {
     char byte = 1, room[CMSG_SPACE(200 * sizeof(int))] = { 0 };
@@ -405,6 +435,7 @@ int main(void)
         cmocka_unit_test(gives_up_on_silence),
         cmocka_unit_test(throws_out_garbage),
         cmocka_unit_test(gives_up_on_the_mute),
+        cmocka_unit_test(gives_up_half_way),
         cmocka_unit_test(keeps_no_descriptor_that_it_did_not_ask_for),
         cmocka_unit_test(refuses_other_users),
     };

@@ -29,6 +29,7 @@ enum {
     DRAIN = 64,              /* events of one chain                    */
     PART_MS = 1000,          /* for the last bytes of a line to leave  */
     LOOK_MS = 2000,          /* to find out why TLS was not to be      */
+    SETTLE_MS = 5000,        /* gRPC's own limit is WIRE_AGAIN_MAX_MS  */
     KEEP_MS = 10000
 };
 #define METHOD "/furlong.Wire/Stream"
@@ -76,15 +77,19 @@ static void *pump(void *arg)
 
             assert(atomic_load(&tag->out));
             tag->ok = ev.success;
-            if (loop && tag->loop != loop) { /* several loops in a process: in tests */
+            if (loop && tag->loop && tag->loop != loop) { /* several loops in a process: in tests */
                 fl_post_chain(loop, first);
                 first = NULL;
                 end = &first;
             }
-            loop = tag->loop;
-            tag->back.next = NULL;
-            *end = &tag->back;
-            end = &tag->back.next;
+            if (tag->loop) {
+                loop = tag->loop;
+                tag->back.next = NULL;
+                *end = &tag->back;
+                end = &tag->back.next;
+            } else {
+                tag->done(tag->owner, ev.success); /* of no loop: see channel_leave() */
+            }
             if (n + 1 == DRAIN)
                 break;
             ev = grpc_completion_queue_next(arg, past, NULL);
@@ -99,7 +104,11 @@ static void *pump(void *arg)
 /* At exit: only when nothing of ours is open; a process that leaves in the middle just leaves. */
 static void hub_end(void)
 {
-    if (!hub.up || hub.users)
+    pthread_mutex_lock(&hub.lock); /* the pump may give one back just now: channel_settled() */
+    bool open = !hub.up || hub.users;
+
+    pthread_mutex_unlock(&hub.lock);
+    if (open)
         return;
     grpc_completion_queue_shutdown(hub.cq);
     pthread_join(hub.pump, NULL);
@@ -234,6 +243,42 @@ static void batch(struct rpc_line *k, struct rpc_tag *tag, const grpc_op *ops, s
     }
 }
 
+/* A channel that is destroyed between its own SETTINGS and the other side's leaves its socket open for good (1.51.1), so
+ * one that is connecting goes once it has or has not. No loop waits for that: the pump destroys it. */
+struct leaving {
+    struct rpc_tag settled;
+    grpc_channel *channel;
+};
+
+static void channel_settled(void *owner, bool ok)
+{
+    struct leaving *v = owner;
+
+    (void)ok; /* false: not by its deadline */
+    grpc_channel_destroy(v->channel);
+    free(v);
+    hub_put();
+}
+
+static void channel_leave(grpc_channel *channel)
+{
+    bool connects = grpc_channel_check_connectivity_state(channel, 0) == GRPC_CHANNEL_CONNECTING;
+    struct leaving *v = connects ? calloc(1, sizeof(*v)) : NULL;
+
+    if (!v) {
+        grpc_channel_destroy(channel);
+        return;
+    }
+    (void)hub_get(NULL); /* it is up: the line holds it too */
+    v->channel = channel;
+    v->settled.owner = v;
+    v->settled.done = channel_settled;
+    v->settled.out = true;
+    grpc_channel_watch_connectivity_state(channel, GRPC_CHANNEL_CONNECTING,
+                                          gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(SETTLE_MS, GPR_TIMESPAN)),
+                                          hub.cq, &v->settled);
+}
+
 static void line_free(struct rpc_line *k)
 {
     if (k->has_slice)
@@ -245,7 +290,7 @@ static void line_free(struct rpc_line *k)
     if (k->call)
         grpc_call_unref(k->call);
     if (k->channel)
-        grpc_channel_destroy(k->channel);
+        channel_leave(k->channel);
     grpc_metadata_array_destroy(&k->metadata);
     grpc_metadata_array_destroy(&k->trailing);
     grpc_slice_unref(k->details);
