@@ -4,6 +4,14 @@
 #include "cli/follow.h"
 
 enum { CLI_JOB_BYTES = 128 };
+/* What a submission asks for its command, by the flags that both commands have. */
+struct cli_wants {
+    const char *id;
+    double cpus, gpus;
+    uint64_t memory;
+};
+extern const struct fl_opt cli_wants_opts[];
+bool cli_wants_put(json_t *submission, const struct cli_wants *w); /* false: no memory */
 /* Durable when it returns. submission: body of POST /api/jobs/. */
 enum fl_status cli_submit(const struct cli_cluster *c, const json_t *submission, char id[CLI_JOB_BYTES],
                           struct fl_err *err);

@@ -15,14 +15,28 @@
 
 struct submit {
     struct cli_common common;
-    const char *id, *env_json, *env_file, *upload, *working_dir, *metadata, *resources, *labels, *ports, *pass;
-    double cpus, gpus;
-    uint64_t memory;
+    struct cli_wants wants;
+    const char *env_json, *env_file, *upload, *working_dir, *metadata, *resources, *labels, *ports, *pass;
     int64_t restarts;
     bool no_wait, off_head;
 };
+const struct fl_opt cli_wants_opts[] = {
+    { FL_OPT_TEXT, "submission-id", .arg = "ID", .at = offsetof(struct cli_wants, id), .help = "(default: made by the head)" },
+    { FL_OPT_REAL, "entrypoint-num-cpus", .arg = "N", .max = 1e6, .at = offsetof(struct cli_wants, cpus), .help = "reserved for the command itself" },
+    { FL_OPT_REAL, "entrypoint-num-gpus", .arg = "N", .max = 1e6, .at = offsetof(struct cli_wants, gpus), .help = "reserved for the command itself" },
+    { FL_OPT_BYTES, "entrypoint-memory", .arg = "BYTES", .at = offsetof(struct cli_wants, memory), .help = "reserved for the command itself" },
+    { 0 }
+};
+
+bool cli_wants_put(json_t *submission, const struct cli_wants *w)
+{
+    return (!w->id || json_object_set_new(submission, "submission_id", json_string(w->id)) == 0) &&
+           (w->cpus <= 0 || json_object_set_new(submission, "entrypoint_num_cpus", json_real(w->cpus)) == 0) &&
+           (w->gpus <= 0 || json_object_set_new(submission, "entrypoint_num_gpus", json_real(w->gpus)) == 0) &&
+           (!w->memory || json_object_set_new(submission, "entrypoint_memory", json_integer((json_int_t)w->memory)) == 0);
+}
+
 static const struct fl_opt submit_opts[] = {
-    { FL_OPT_TEXT, "submission-id", .arg = "ID", .at = offsetof(struct submit, id), .help = "(default: made by the head)" },
     { FL_OPT_TEXT, "runtime-env-json", .arg = "JSON", .at = offsetof(struct submit, env_json),
       .help = "env_vars, working_dir and py_modules of the job" },
     { FL_OPT_TEXT, "runtime-env", .arg = "FILE", .at = offsetof(struct submit, env_file), .help = "the same in a file, YAML or JSON" },
@@ -35,9 +49,6 @@ static const struct fl_opt submit_opts[] = {
     { FL_OPT_TEXT, "ports", .arg = "NAME[=PORT],...", .at = offsetof(struct submit, ports),
       .help = "each process of the job gets a free port for each name, as FURLONG_PORT_NAME; PORT: that one, or none starts" },
     { FL_OPT_TEXT, "metadata-json", .arg = "JSON", .at = offsetof(struct submit, metadata), .help = "strings to keep with the job" },
-    { FL_OPT_REAL, "entrypoint-num-cpus", .arg = "N", .max = 1e6, .at = offsetof(struct submit, cpus), .help = "reserved for the command itself" },
-    { FL_OPT_REAL, "entrypoint-num-gpus", .arg = "N", .max = 1e6, .at = offsetof(struct submit, gpus), .help = "reserved for the command itself" },
-    { FL_OPT_BYTES, "entrypoint-memory", .arg = "BYTES", .at = offsetof(struct submit, memory), .help = "reserved for the command itself" },
     { FL_OPT_TEXT, "entrypoint-resources", .arg = "JSON", .at = offsetof(struct submit, resources), .help = "reserved for the command itself" },
     { FL_OPT_TEXT, "entrypoint-label-selector", .arg = "JSON", .at = offsetof(struct submit, labels), .help = "labels of the command's node" },
     { FL_OPT_SWITCH, "off-head", .at = offsetof(struct submit, off_head),
@@ -109,16 +120,9 @@ static json_t *submission(const struct submit *s, const char *entrypoint, json_t
     const char *cwd = s->upload ? NULL : s->working_dir ? s->working_dir : getcwd(here, sizeof(here));
     bool ok = o && put_object(o, "metadata", "metadata-json", s->metadata) &&
               put_object(o, "entrypoint_resources", "entrypoint-resources", s->resources) &&
-              put_object(o, "entrypoint_label_selector", "entrypoint-label-selector", s->labels);
+              put_object(o, "entrypoint_label_selector", "entrypoint-label-selector", s->labels) &&
+              cli_wants_put(o, &s->wants);
 
-    if (ok && s->id)
-        ok = json_object_set_new(o, "submission_id", json_string(s->id)) == 0;
-    if (ok && s->cpus > 0)
-        ok = json_object_set_new(o, "entrypoint_num_cpus", json_real(s->cpus)) == 0;
-    if (ok && s->gpus > 0)
-        ok = json_object_set_new(o, "entrypoint_num_gpus", json_real(s->gpus)) == 0;
-    if (ok && s->memory > 0)
-        ok = json_object_set_new(o, "entrypoint_memory", json_integer((json_int_t)s->memory)) == 0;
     if (ok)
         ok = json_object_set_new(o, "furlong", json_pack("{s:I,s:s*,s:b,s:o}", "driver_restarts", (json_int_t)s->restarts,
                                                          "cwd", cwd, "off_head", s->off_head, "ports",
@@ -182,7 +186,7 @@ int cli_job_submit(int argc, char **argv)
         .program = PROGRAM, .usage = "[OPTION...] -- COMMAND [ARG...]",
         .about = "Runs a command as a job and follows it; exits with its code. One word is a shell line.",
         .first_word_ends = true,
-        .tables = { { NULL, submit_opts, &s }, { NULL, cli_common_opts, &s.common } },
+        .tables = { { NULL, submit_opts, &s }, { NULL, cli_wants_opts, &s.wants }, { NULL, cli_common_opts, &s.common } },
     };
     char id[CLI_JOB_BYTES];
     struct cli_cluster c;

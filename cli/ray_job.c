@@ -160,21 +160,16 @@ static int follow(struct common *m, const char *job)
 /* ==== submit ======================================================================================= */
 struct submit {
     struct common common;
-    const char *id, *old_id, *env_file, *env_json, *working_dir, *metadata, *resources, *labels;
-    double cpus, gpus;
-    uint64_t memory;
+    struct cli_wants wants;
+    const char *old_id, *env_file, *env_json, *working_dir, *metadata, *resources, *labels;
     bool no_wait;
 };
 static const struct fl_opt submit_opts[] = {
-    { FL_OPT_TEXT, "submission-id", .arg = "ID", .at = offsetof(struct submit, id), .help = "(default: made by the head)" },
     { FL_OPT_TEXT, "job-id", .arg = "ID", .at = offsetof(struct submit, old_id), .help = "the same, deprecated" },
     { FL_OPT_TEXT, "runtime-env", .arg = "FILE", .at = offsetof(struct submit, env_file), .help = "a YAML or JSON file" },
     { FL_OPT_TEXT, "runtime-env-json", .arg = "JSON", .at = offsetof(struct submit, env_json), .help = "env_vars, working_dir, py_modules" },
     { FL_OPT_TEXT, "working-dir", .arg = "FOLDER|URI", .at = offsetof(struct submit, working_dir), .help = "uploaded, and where the command starts" },
     { FL_OPT_TEXT, "metadata-json", .arg = "JSON", .at = offsetof(struct submit, metadata), .help = "strings to keep with the job" },
-    { FL_OPT_REAL, "entrypoint-num-cpus", .arg = "N", .max = 1e6, .at = offsetof(struct submit, cpus), .help = "reserved for the command" },
-    { FL_OPT_REAL, "entrypoint-num-gpus", .arg = "N", .max = 1e6, .at = offsetof(struct submit, gpus), .help = "reserved for the command" },
-    { FL_OPT_BYTES, "entrypoint-memory", .arg = "BYTES", .at = offsetof(struct submit, memory), .help = "reserved for the command" },
     { FL_OPT_TEXT, "entrypoint-resources", .arg = "JSON", .at = offsetof(struct submit, resources), .help = "reserved for the command" },
     { FL_OPT_TEXT, "entrypoint-label-selector", .arg = "JSON", .at = offsetof(struct submit, labels), .help = "of the command's node" },
     { FL_OPT_SWITCH, "no-wait", .at = offsetof(struct submit, no_wait), .help = "do not follow it" },
@@ -217,9 +212,9 @@ static json_t *submission(struct submit *s, const char *entrypoint)
 {
     struct fl_err err = { 0 };
     json_t *env = runtime_env(s), *o = json_pack("{s:s}", "entrypoint", entrypoint);
-    const char *id = s->id ? s->id : s->old_id;
     bool ok = env && o;
 
+    s->wants.id = s->wants.id ? s->wants.id : s->old_id;
     if (ok && ray_pack_env(&s->common.cluster, env, stderr, &err) != FL_OK) {
         (void)ray_failed("ValueError", "%s", err.text);
         ok = false;
@@ -228,16 +223,9 @@ static json_t *submission(struct submit *s, const char *entrypoint)
         ok = json_object_set(o, "runtime_env", env) == 0 &&
              put_object(o, "metadata", "metadata", s->metadata ? s->metadata : "{}") &&
              put_object(o, "entrypoint_resources", "entrypoint-resources", s->resources) &&
-             put_object(o, "entrypoint_label_selector", "entrypoint-label-selector", s->labels);
+             put_object(o, "entrypoint_label_selector", "entrypoint-label-selector", s->labels) &&
+             cli_wants_put(o, &s->wants);
     json_decref(env);
-    if (ok && id)
-        ok = json_object_set_new(o, "submission_id", json_string(id)) == 0;
-    if (ok && s->cpus > 0)
-        ok = json_object_set_new(o, "entrypoint_num_cpus", json_real(s->cpus)) == 0;
-    if (ok && s->gpus > 0)
-        ok = json_object_set_new(o, "entrypoint_num_gpus", json_real(s->gpus)) == 0;
-    if (ok && s->memory > 0)
-        ok = json_object_set_new(o, "entrypoint_memory", json_integer((json_int_t)s->memory)) == 0;
     if (ok)
         return o;
     json_decref(o);
@@ -298,7 +286,8 @@ static int job_submit(int argc, char **argv)
     struct submit *s = calloc(1, sizeof(*s));
     struct fl_opts o = { .program = "ray job submit", .usage = "[OPTIONS] ENTRYPOINT...",
                          .about = "Runs a command as a job and follows it; exit code 1 if it failed.", .first_word_ends = true,
-                         .tables = { { NULL, submit_opts, s }, { NULL, common_opts, s ? &s->common : NULL } } };
+                         .tables = { { NULL, submit_opts, s }, { NULL, cli_wants_opts, s ? &s->wants : NULL },
+                                     { NULL, common_opts, s ? &s->common : NULL } } };
 
     if (!s)
         return ray_failed("MemoryError", "no memory");

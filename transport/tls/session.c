@@ -163,7 +163,7 @@ enum fl_status tls_session_create(struct tls_id *id, int fd, const char *host,
                                   struct tls_session **out, struct fl_err *err)
 {
     struct tls_session *s;
-    SSL_CTX *ctx;
+    SSL_CTX *ctx = NULL;
     enum fl_status st;
 
     pthread_once(&lib.once, find_lib);
