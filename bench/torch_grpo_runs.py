@@ -58,7 +58,7 @@ def train(place, row, models):
         try:
             rc = subprocess.run(argv, stdout=out, stderr=subprocess.STDOUT, timeout=float(os.environ.get("GRPO_SECONDS", "75")), env={
                 **os.environ, "HOME": place, "FURLONG_RUNTIME_DIR": f"{place}/r", "FURLONG_STATE_DIR": f"{place}/s",
-                "FURLONG_BIN_DIR": f"{HERE}/bin", "LD_LIBRARY_PATH": f"{HERE}/lib", "PATH": f"{HERE}/bin:{os.environ['PATH']}",
+                "FURLONG_BIN_DIR": f"{HERE}/bin", "FURLONG_DATA_DIR": f"{HERE}/data", "LD_LIBRARY_PATH": f"{HERE}/lib", "PATH": f"{HERE}/bin:{os.environ['PATH']}",
                 **env}).returncode
         except subprocess.TimeoutExpired:
             rc = "late"
@@ -120,7 +120,7 @@ def main():
         if out:
             print(json.dumps(line), file=out, flush=True)
         if not good:
-            print("\n".join(["  " + x[:300] for x in said(folder)[-40:]]), flush=True)
+            print("\n".join(["  " + x[:220] for x in said(folder)[-16:]]), flush=True)
     return min(wrong, 1)
 
 

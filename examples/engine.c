@@ -115,9 +115,12 @@ int main(void)
     struct furlong_weights *w = NULL;
     struct furlong_event ev = { 0 };
     enum fl_status st = furlong_join(FURLONG_ABI, &f, &err);
+    struct furlong_weights_opts o = { 0 };
 
     if (st == FL_OK)
-        st = furlong_weights_accept(f, "policy", &policy_tensor, 1, NULL, &w, &err);
+        o.device = policy_device(f);
+    if (st == FL_OK)
+        st = furlong_weights_accept(f, "policy", &policy_tensor, 1, &o, &w, &err);
     while (st == FL_OK && ev.what != FURLONG_STOP) {
         st = furlong_next(f, FURLONG_MAIN, FURLONG_FOREVER, &ev, &err);
         if (st != FL_OK)

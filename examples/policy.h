@@ -20,6 +20,16 @@ static const struct furlong_tensor policy_tensor = {
     .name = "policy.table", .dtype = FL_F32, .ndim = 2, .shape = { ROWS, WORDS }
 };
 
+/* The first device of the seat, where devices are made of host memory (FURLONG_GPU=fake); else NULL: the host. A
+ * model in plain C computes on no other, but all that happens to its weights is as on any device. */
+static inline const char *policy_device(const struct furlong *f)
+{
+    const char *made = getenv("FURLONG_GPU");
+    const struct furlong_seat *me = furlong_seat(f);
+
+    return made && strncmp(made, "fake", 4) == 0 && me->n_devices ? me->device_uuids[0] : NULL;
+}
+
 /* Rows of the state in front of token at; tokens: the prompt's n_prompt bytes, then the answer so
  * far. */
 static inline int policy_rows(const int32_t *tokens, int n_prompt, int at,

@@ -116,12 +116,14 @@ static enum fl_status serve(struct trainer *t, const struct furlong_event *ev, j
 
 int main(void)
 {
-    const struct furlong_weights_opts two = { .slots = 2 };
+    struct furlong_weights_opts two = { .slots = 2 };
     struct fl_err err = { 0 };
     struct furlong_event ev = { 0 };
     struct trainer t = { 0 };
     enum fl_status st = furlong_join(FURLONG_ABI, &t.f, &err);
 
+    if (st == FL_OK)
+        two.device = policy_device(t.f);
     if (st == FL_OK)
         st = furlong_weights_offer(t.f, "policy", &policy_tensor, 1, &two, &t.w, &err);
     if (st == FL_OK)

@@ -1,5 +1,6 @@
 """The example trainer and engine, as a user's own programs: what docs/roles.md says is enough to be one."""
 import os
+import signal
 
 import harness
 from harness import place
@@ -43,6 +44,40 @@ def test_they_resume():
         whole.go()
         second.go()
         assert second.digests() == whole.digests()[2:], (second.digests(), whole.digests())
+
+
+DEVICES = {"FURLONG_GPU": "fake:2", "FURLONG_ARENA_WEIGHTS_CHUNK": "2MiB"}
+
+
+def test_weights_on_devices_are_the_same():
+    """Colocated on one device, in each way, and split on two: the digests are those of a run in host memory."""
+    with place() as p:
+        plain = Run(p, *OWN, "--num-rollout=3", name="host")
+        plain.go()
+        colocate = ["--colocate"]
+        for name, flags, mode in [("auto", colocate, "share"), ("copy", [*colocate, "--colocate-transfer=copy"], "copy"),
+                                  ("peak", ["--colocate-memory-peak-device=gpu"], "share"),
+                                  ("p2p", ["--rollout-num-gpus=1", "--update-weight-transfer-mode=p2p"], "p2p"),
+                                  ("broadcast", ["--rollout-num-gpus=1"], "broadcast")]:
+            run = Run(p, *OWN, "--num-rollout=3", *flags, name=name, env=DEVICES)
+            run.go()
+            assert run.digests() == plain.digests(), (name, run.digests(), plain.digests())
+            assert {s["transfer_mode"] for s in run.steps()} == {mode}, (name, [s["transfer_mode"] for s in run.steps()])
+        assert p.left_behind() == []
+
+
+def test_a_killed_engine_on_a_device_is_filled():
+    with place() as p:
+        run = Run(p, *OWN, "--num-rollout=60", "--colocate", "--actor-num-gpus-per-node=2", env=DEVICES)
+        driver = run.start()
+        run.wait_step(3)
+        engines = harness.wait_for("the engines", lambda: [x for x, c in p.processes() if c.split()[0] == f"{BIN}/example-engine"])
+        os.kill(engines[0], signal.SIGKILL)
+        out, err = driver.communicate(timeout=120 * harness.SLOW)
+        assert driver.returncode == 0, out + err
+        steps = run.steps()
+        assert len(steps) == 60 and steps[-1]["engines_updated"] == len(engines) and steps[-1]["driver_attempt"] == 1, steps[-1]
+        assert all(s["train_rollout_logprob_abs_diff"] < 1e-4 for s in steps), "one model on both sides"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import furlong
 
 SHAPES = {"a": (64, 33), "b": (7,), "c": (1 << 16,)}
 held = []
+DEVICE = 0 if "--device" in sys.argv else None
 
 
 def rss_kib():
@@ -77,7 +78,12 @@ def serve(run):
 
 def trainer(run):
     first = {name: array.array("f", [1.0]) * furlong.blob._count(shape) for name, shape in SHAPES.items()}
-    w = run.weights.offer([(n, (memoryview(a), "F32", SHAPES[n])) for n, a in first.items()])
+    if "--in-place" in sys.argv:
+        own = {n: run.arena.empty(s, "F32", "weights", device=0) for n, s in SHAPES.items()}
+        w = run.weights.offer([(n, (v.pointer, "F32", SHAPES[n])) for n, v in own.items()], in_place=True)
+        held.append(own)
+    else:
+        w = run.weights.offer([(n, (memoryview(a), "F32", SHAPES[n])) for n, a in first.items()], device=DEVICE)
     w.publish(0)
 
     def train(ev):
@@ -108,7 +114,7 @@ def trainer(run):
 
 def engine(run):
     shapes = SHAPES if "--other" not in sys.argv else {**SHAPES, "b": (8,)}
-    w = run.weights.accept({n: ("F32", s) for n, s in shapes.items()})
+    w = run.weights.accept({n: ("F32", s) for n, s in shapes.items()}, device=DEVICE)
     seen = []
 
     def commit(ev):

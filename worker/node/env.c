@@ -1,4 +1,5 @@
 #include "worker/node/env.h"
+#include "common/base/file.h"
 #include "common/base/fault.h"
 #include "common/base/str.h"
 #include "worker/node/visible.h"
@@ -205,6 +206,17 @@ static void set_no_proxy(struct env *e, const Fl__WorkerSpec *s, const struct fl
     fl_str_fini(&all);
 }
 
+/* Where the programs beside this one are: an interpreter's own folder says nothing about them. */
+static void set_bin(struct env *e)
+{
+    char path[FL_PATH_MAX];
+
+    if (env_get(e, "FURLONG_BIN_DIR") || fl_program_path("furlong-probe", path, NULL) != FL_OK)
+        return;
+    *strrchr(path, '/') = '\0';
+    env_set(e, "FURLONG_BIN_DIR", path);
+}
+
 enum fl_status node_env_make(const struct node_env_in *in, char ***out, struct fl_err *err)
 {
     const Fl__WorkerSpec *s = in->spec;
@@ -225,6 +237,7 @@ enum fl_status node_env_make(const struct node_env_in *in, char ***out, struct f
         env_set(&e, s->env[i]->name, s->env[i]->value);
     if (in->python_path && *in->python_path)
         env_lead(&e, "PYTHONPATH", in->python_path);
+    set_bin(&e);
     set_devices(&e, s);
     set_ranks(&e, s, in->addr);
     set_address(&e, in->addr);

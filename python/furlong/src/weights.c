@@ -456,10 +456,11 @@ PyObject *run_move(PyObject *self, PyObject *args)
     Py_END_ALLOW_THREADS run_exit(r);
     if (st != FL_OK)
         return core_raise(&err);
-    return Py_BuildValue("{s:d,s:d,s:K,s:K,s:K}", "setup_s", m.setup_s, "copy_s", m.copy_s,
+    return Py_BuildValue("{s:d,s:d,s:K,s:K,s:K,s:K}", "setup_s", m.setup_s, "copy_s", m.copy_s,
                          "dropped_bytes", (unsigned long long)m.dropped_bytes, "kept_bytes",
                          (unsigned long long)m.kept_bytes, "written_bytes",
-                         (unsigned long long)m.written_bytes);
+                         (unsigned long long)m.written_bytes, "backed_bytes",
+                         (unsigned long long)m.backed_bytes);
 }
 
 int weights_init(PyObject *module)

@@ -1,0 +1,72 @@
+"""Weights and memory on a device, as Python sees them; the device is a fake, whose memory is the host's."""
+import contextlib
+import os
+import sys
+
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(here, "..", "cluster"))
+from harness import SLOW, main  # noqa: E402
+
+import furlong  # noqa: E402
+
+run = None
+
+
+@contextlib.contextmanager
+def workers(what, role):
+    layout = run.place({"trainer": 1, "rollout": 1})
+    g = layout.launch(role, [sys.executable, os.path.join(here, "worker.py"), *what.split()], {"FAKE_WORLD": "1"}, start=60 * SLOW)
+    try:
+        yield g
+    finally:
+        g.end()
+
+
+def test_the_seat_has_a_device():
+    assert len(run.devices) == 1 and run.devices[0].startswith("GPU-6675726c"), run.devices
+
+
+def test_weights_go_from_device_to_device():
+    digest = set()
+    for trainer in ("trainer", "trainer --device", "trainer --in-place"):
+        on = "--device" if trainer != "trainer" else ""
+        with workers(trainer, "trainer") as t, workers(f"engine {on}", "rollout") as e:
+            for v in range(1, 4):
+                t.ask_all("train", {"version": v}, budget=60)
+                r = run.update(t, e, v, budget=60)
+                s = e.ask_all("look", budget=20)[0].json()
+                assert s["version"] == v and all(x == [v, v] for x in s["ends"].values()), s
+            digest.add(r["digest"])
+    assert len(digest) == 1, digest
+
+
+def test_memory_of_a_device():
+    x = run.arena.empty((1 << 10,), "F32", "optimizer", device=0)
+    memoryview(x).cast("B")[:4] = b"abcd"
+    at = x.pointer
+    assert run.arena.offload("optimizer")["backed_bytes"] >= 4096
+    run.arena.onload("optimizer")
+    assert x.pointer == at and bytes(memoryview(x).cast("B")[:4]) == b"abcd"
+    del x
+
+
+def test_where_weights_lie_is_said():
+    w = run.weights.offer({"x": (b"12345678", "F32", (2,))}, set="one", device=0, slots=1)
+    assert bytes(memoryview(w.data("x")).cast("B")) == b"12345678"
+    w.drop()
+    try:
+        run.weights.offer({"x": (b"12345678", "F32", (2,))}, set="two", device=0, in_place=True)
+        raise AssertionError("host memory was given as a device's")
+    except furlong.Invalid as e:
+        assert "x is to be given where it lies" in str(e), e
+    try:
+        run.weights.accept({"x": ("F32", (2,))}, set="three", fixed_addresses=True)
+        raise AssertionError("host memory has fixed addresses")
+    except furlong.Unsupported as e:
+        assert "fixed addresses" in str(e), e
+    run.weights.accept({"x": ("F32", (2,))}, set="three", fixed_addresses=True, device=0).drop()
+
+
+if __name__ == "__main__":
+    run = furlong.join()
+    main(globals())
