@@ -51,6 +51,28 @@ def _entries(named):
     return [_entry(name, t) for name, t in items]
 
 
+def _strided(t):
+    """Transposed, sliced, expanded: its bytes do not lie one after the other."""
+    t = t.data if isinstance(t, Shard) else t
+    if hasattr(t, "is_contiguous"):
+        return not t.is_contiguous()
+    return hasattr(t, "flags") and hasattr(t, "__array__") and not t.flags.c_contiguous
+
+
+def _copy_strided(view, t):
+    """Straight to where it belongs, without a copy of it in between."""
+    t = t.data if isinstance(t, Shard) else t
+    if not hasattr(t, "detach"):
+        import numpy
+        numpy.asarray(view)[...] = t
+        return
+    import torch
+    if str(t.dtype) in _FLOAT8:  # no DLPack for these
+        torch.frombuffer(memoryview(view).cast("B"), dtype=torch.uint8).reshape(t.shape).copy_(t.detach().view(torch.uint8))
+    else:
+        torch.from_dlpack(view).copy_(t.detach())
+
+
 def _spec_entries(named):
     """Type and shape alone: an engine's memory is filled by the first update."""
     return [(name, None, dtype or _core_dtype(name, data), shape, at, length)
@@ -131,7 +153,8 @@ class Plane:
 
     def offer(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, device=None, in_place=False):
         """named: name -> tensor with its first values (torch, numpy, a buffer, anything with DLPack), a Shard,
-        (dtype, shape) for zeros, or (pointer, dtype, shape).
+        (dtype, shape) for zeros, or (pointer, dtype, shape). Any strides: what does not lie contiguous is copied to where
+        it will.
 
         The weights lie where these tensors do, or on `device`, an index into run.devices (PyTorch's own, where the
         process sees its own devices alone). stream: the CUstream on which they are written, as a number
@@ -140,8 +163,18 @@ class Plane:
         in_place: the tensors themselves are what is given, between publish() and begin() they must not change; nothing
         is copied in. Those of arena.torch_pool() are mapped by engines as they lie, PyTorch's own by IPC handle, what
         has none (expandable segments) goes through a buffer; the log says which."""
-        return Weights(self._run._weights(True, set, _entries(named), slots, fixed_addresses, stream, False, None,
-                                          _device(device, stream), in_place))
+        named = dict(named.items() if hasattr(named, "items") else named)
+        strided = {} if in_place else {name: t for name, t in named.items() if _strided(t)}
+        for t in strided.values():
+            t = t.data if isinstance(t, Shard) else t
+            if device is None and getattr(t, "is_cuda", False):
+                device = t.device.index
+        entries = [e if e[0] not in strided else (e[0], None, e[2] or _core_dtype(e[0], e[1]), *e[3:]) for e in _entries(named)]
+        w = Weights(self._run._weights(True, set, entries, slots, fixed_addresses, stream, False, None,
+                                       _device(device, stream), in_place))
+        for name, t in strided.items():
+            _copy_strided(w.data(name), t)
+        return w
 
     def accept(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, device=None, check_equal=False,
                local_dir=None):

@@ -27,7 +27,7 @@ struct bed { /* one worker's life */
     struct proc_exit exit;
 };
 
-static const char *keeper_path, *victim_path;
+static const char *keeper_path, *victim_path, *needy_path, *needy_program;
 static unsigned n_beds;
 
 static void on_started(void *arg, struct proc *p, int pid)
@@ -87,12 +87,13 @@ struct how {
     uint64_t memory, log;
     const char *cwd;
     int seat_fd;
+    const char *preload; /* LD_PRELOAD=... */
 };
 
 static enum fl_status bed_try(struct bed *b, struct how h, struct fl_err *err)
 {
     const char *argv[] = { h.path ? h.path : victim_path, h.word, h.arg, NULL };
-    const char *env[] = { "PATH=/usr/bin:/bin", "HELLO=there", NULL };
+    const char *env[] = { "PATH=/usr/bin:/bin", "HELLO=there", h.preload, NULL };
     struct proc_spec s = {
         .who = seat_of(n_beds),
         .keeper = keeper_path,
@@ -222,6 +223,39 @@ static void ends_are_named(void **state)
     }
 }
 
+/* A library that is not there, and one that lacks another: refused before the worker starts, by the
+ * name that is missing. What only the worker itself lacks ends it with 127, which is the loader's.
+ */
+static void p92_a_library_that_cannot_be_preloaded(void **state)
+{
+    struct bed b;
+    char lacks[600];
+
+    (void)state;
+    bed_start(&b, (struct how){ "exit", "0", .preload = "LD_PRELOAD=/nowhere/libsaver.so" });
+    t_until(b.loop, b.n_gone, WAIT_MS);
+    t_int_eq(b.exit.cause, PROC_EXEC_FAILED);
+    t_int_eq(b.n_started, 0, "it has not begun");
+    t_has(b.exit.why, "LD_PRELOAD=/nowhere/libsaver.so cannot be loaded");
+    t_has(b.exit.why, "cannot open shared object file");
+    bed_fini(&b);
+    snprintf(lacks, sizeof(lacks), "LD_PRELOAD=%s", needy_path);
+    bed_start(&b, (struct how){ "exit", "0", .preload = lacks });
+    t_until(b.loop, b.n_gone, WAIT_MS);
+    t_int_eq(b.exit.cause, PROC_EXEC_FAILED, "%s", b.exit.why);
+    t_has(b.exit.why, "libnobody_has_this.so.12: cannot open shared object file");
+    bed_fini(&b);
+    bed_start(&b, (struct how){ .path = needy_program });
+    t_until(b.loop, b.n_gone, WAIT_MS);
+    t_int_eq(b.exit.code, 127);
+    t_has(b.exit.why, "the loader has no libnobody_has_this.so.12");
+    bed_fini(&b);
+    bed_start(&b, (struct how){ .path = "true", .preload = "LD_PRELOAD=libc.so.6" }); /* harmless */
+    t_until(b.loop, b.n_gone, WAIT_MS);
+    t_int_eq(b.exit.code, 0, "%s", b.exit.why);
+    bed_fini(&b);
+}
+
 static void nobody_is_left_behind(void **state)
 {
     static const char *const words[] = { "leave-child", "with-child" };
@@ -297,8 +331,13 @@ static void a_stop_waits_for_the_whole_tree(void **state)
 /* RAY_JOB_STOP_SIGNAL: what a stop sends first. */
 static void a_stop_begins_with_the_signal_of_the_spec(void **state)
 {
-    static const struct { int signal, code; } rows[] = { { 0, 43 }, { SIGTERM, 43 }, { SIGINT, 42 } };
-    const char *argv[] = { "/bin/sh", "-c", "trap 'exit 42' INT; trap 'exit 43' TERM; echo ready $$; while :; do sleep 0.01; done", NULL };
+    static const struct {
+        int signal, code;
+    } rows[] = { { 0, 43 }, { SIGTERM, 43 }, { SIGINT, 42 } };
+    const char *argv[] = {
+        "/bin/sh", "-c",
+        "trap 'exit 42' INT; trap 'exit 43' TERM; echo ready $$; while :; do sleep 0.01; done", NULL
+    };
     const char *env[] = { "PATH=/usr/bin:/bin", NULL };
 
     (void)state;
@@ -591,6 +630,7 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(ends_are_named),
+        cmocka_unit_test(p92_a_library_that_cannot_be_preloaded),
         cmocka_unit_test(nobody_is_left_behind),
         cmocka_unit_test(the_stubborn_are_killed),
         cmocka_unit_test(a_stop_waits_for_the_whole_tree),
@@ -608,11 +648,13 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_keepers_own_failures),
     };
 
-    if (argc != 3)
+    if (argc != 5)
         return 2;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     keeper_path = realpath(argv[1], NULL); /* workers start in another folder */
     victim_path = realpath(argv[2], NULL);
+    needy_path = realpath(argv[3], NULL);
+    needy_program = realpath(argv[4], NULL);
     int rc = t_run("proc", tests);
 
     end_all();

@@ -57,6 +57,8 @@ uint64_t keep_now_ms(void);
 uint64_t keep_oom_kills(void); /* of the whole machine, since it started */
 
 /* life.c */
+/* What LD_PRELOAD names can be loaded, as far as a try tells (preload.c); false: why says what the loader lacks. */
+bool keep_preload_tried(const struct keeper *k, char why[256]);
 bool keep_start_worker(struct keeper *k, char why[256]);
 void keep_on_exec(struct keeper *k); /* exec_fd is readable: it executes, or did not */
 void keep_stop(struct keeper *k, enum proc_cause cause, const char *text, uint32_t term_ms,

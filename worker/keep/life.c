@@ -86,6 +86,8 @@ bool keep_start_worker(struct keeper *k, char why[256])
     pid_t keeper = getpid();
     struct tree_stat st;
 
+    if (!keep_preload_tried(k, why))
+        return false;
     if (pipe2(news, O_CLOEXEC) < 0) {
         snprintf(why, 256, "no pipe: %s", strerror(errno));
         return false;

@@ -75,6 +75,21 @@ static void say_why(const struct keeper *k, enum proc_cause cause, char why[FORM
         add(why, "; %u of its processes could not be ended", k->tree_left);
 }
 
+/* 127 is the loader's word, and a shell's for a program that it did not find. */
+static void say_loader(const char *last, size_t n, char why[FORM_WHY_MAX + 1])
+{
+    static const char said[] = "error while loading shared libraries: ";
+    const char *at = memmem(last, n, said, sizeof(said) - 1);
+
+    if (!at)
+        return;
+    at += sizeof(said) - 1;
+    n -= (size_t)(at - last);
+    const char *end = memchr(at, '\n', n);
+
+    add(why, ": the loader has no %.*s", (int)(end ? (size_t)(end - at) : n), at);
+}
+
 static bool store(const char *dir, struct form *f, char why[256])
 {
     char path[512];
@@ -108,8 +123,12 @@ bool keep_record(struct keeper *k, char failed[256])
     form_put_u64(&f, FORM_PEAK, k->peak_bytes);
     form_put_u64(&f, FORM_TREE_ENDED, k->tree_ended);
     form_put_u64(&f, FORM_TREE_LEFT, k->tree_left);
+    size_t n = output_tail(k->err_fd, last, sizeof(last));
+
+    if (!k->asked && WIFEXITED(k->status) && WEXITSTATUS(k->status) == 127)
+        say_loader(last, n, why);
     form_put_text(&f, FORM_WHY, why);
-    form_put(&f, FORM_LAST, last, output_tail(k->err_fd, last, sizeof(last)));
+    form_put(&f, FORM_LAST, last, n);
     return store(k->spec.dir, &f, failed);
 }
 
