@@ -75,7 +75,9 @@ static enum fl_status make_run_dir(struct train *t, struct fl_err *err)
         strftime(stamp, sizeof(stamp), "%Y%m%d-%H%M%S", localtime_r(&now, &tm));
         FL_TRY(fl_path(t->run_dir, err, "%s/runs/%s-%s", state, stamp, t->id));
     }
-    return fl_mkdirs(t->run_dir, err);
+    enum fl_status st = fl_mkdirs(t->run_dir, err);
+
+    return st == FL_OK ? FL_OK : fl_wrap(err, st, "%s", t->flags.run_dir ? "--run-dir" : "the run folder (--run-dir names another)");
 }
 
 /* ==== a private cluster ============================================================================ */

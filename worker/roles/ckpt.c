@@ -322,6 +322,18 @@ static enum fl_status readers_open(const char *dir, const struct model_layout *l
     return need_all(*optimizer, l, "exp_avg_sq", err);
 }
 
+enum fl_status ckpt_check(const char *dir, const struct model_config *c, bool moments, struct fl_err *err)
+{
+    FL_AUTO(st_reader) struct st_reader *weights = NULL, *optimizer = NULL;
+    struct model_layout *l;
+
+    FL_TRY(model_layout_create(c, &l, err));
+    enum fl_status st = readers_open(dir, l, moments, &weights, &optimizer, err);
+
+    model_layout_destroy(l);
+    return st == FL_OK ? FL_OK : fl_wrap(err, st, "%s", dir);
+}
+
 enum fl_status ckpt_load(const char *dir, const struct model_layout *l, float *const *w, float *m,
                          float *v, struct ckpt_state *s, struct fl_err *err)
 {

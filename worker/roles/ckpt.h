@@ -33,6 +33,8 @@ enum fl_status ckpt_save(const char *dir, const struct model_layout *l, float *c
 /* Checks names, types and shapes before anything is written to. m, v NULL: weights alone. */
 enum fl_status ckpt_load(const char *dir, const struct model_layout *l, float *const *w, float *m,
                          float *v, struct ckpt_state *s, struct fl_err *err);
+/* Whether ckpt_load() of a model of these sizes would do: reads headers alone. moments: the optimizer's too. */
+enum fl_status ckpt_check(const char *dir, const struct model_config *c, bool moments, struct fl_err *err);
 /* Sizes and alphabet of a checkpoint, or of any LlamaForCausalLM or dense Qwen3ForCausalLM folder in F32 or BF16
  * (no vocab.json of ours: *a is empty). */
 enum fl_status ckpt_config(const char *dir, struct model_config *c, struct alphabet *a,

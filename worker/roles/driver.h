@@ -135,6 +135,7 @@ enum fl_status drv_step_end(struct driver *d, struct fl_err *err);
 json_t *drv_step_json(const struct driver *d);
 enum fl_status drv_pending_write(struct driver *d, struct fl_err *err);
 bool drv_pending_read(struct driver *d, uint64_t step);
+void drv_pending_drop(const struct driver *d); /* all steps are written down */
 enum fl_status drv_steps_open(struct driver *d, uint64_t *whole, struct fl_err *err);
 enum fl_status drv_steps_cut(struct driver *d, uint64_t steps, uint64_t *whole, struct fl_err *err);
 enum fl_status drv_run_json(struct driver *d, const char *placement, struct fl_err *err);

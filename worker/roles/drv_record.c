@@ -316,6 +316,14 @@ enum fl_status drv_pending_write(struct driver *d, struct fl_err *err)
     return st;
 }
 
+void drv_pending_drop(const struct driver *d)
+{
+    char path[1100];
+
+    path_in(d, path, "step.pending");
+    (void)unlink(path); /* of a run without a step there is none */
+}
+
 bool drv_pending_read(struct driver *d, uint64_t step)
 {
     char path[1100];

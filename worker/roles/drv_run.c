@@ -282,6 +282,7 @@ enum fl_status drv_run(struct driver *d, struct fl_err *err)
     FL_TRY(drv_bring_up(d, err));
     FL_TRY(d->attempt > 1 ? find_place(d, whole, err) : first_place(d, err));
     FL_TRY(d->flags.is_async ? side_by_side(d, err) : in_turn(d, err));
+    drv_pending_drop(d);
     drv_advice(d);
     return FL_OK;
 }

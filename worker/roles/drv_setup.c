@@ -24,10 +24,13 @@ static enum fl_status data_load(struct driver *d, struct fl_err *err)
         snprintf(d->eval_path, sizeof(d->eval_path), "%s", f->eval_prompt_data);
     else if (!f->prompt_data)
         FL_TRY(prompts_shipped("lookup-heldout.jsonl", d->eval_path, err));
-    FL_TRY(prompts_load(d->prompt_path, f->input_key, f->label_key, &d->prompts, err));
+    enum fl_status st = prompts_load(d->prompt_path, f->input_key, f->label_key, &d->prompts, err);
+
+    if (st != FL_OK)
+        return fl_wrap(err, st, "--prompt-data");
     if (*d->eval_path)
-        FL_TRY(prompts_load(d->eval_path, f->input_key, f->label_key, &d->evals, err));
-    return FL_OK;
+        st = prompts_load(d->eval_path, f->input_key, f->label_key, &d->evals, err);
+    return st == FL_OK ? FL_OK : fl_wrap(err, st, "--eval-prompt-data");
 }
 
 static void alphabet_collect(struct alphabet *a, const struct prompts *p)
@@ -75,7 +78,12 @@ static enum fl_status sizes_settle(struct driver *d, struct fl_err *err)
         d->config = model_config_of_flags(&d->flags, d->alphabet.n);
         return model_config_check(&d->config, err);
     }
-    FL_TRY(ckpt_config(from, &d->config, &d->alphabet, err));
+    enum fl_status st = ckpt_config(from, &d->config, &d->alphabet, err);
+
+    if (st == FL_OK) /* a trainer that finds it wrong would start, end, and start again */
+        st = ckpt_check(from, &d->config, *d->load_dir, err);
+    if (st != FL_OK)
+        return fl_wrap(err, st, *d->load_dir ? "--load" : "--hf-checkpoint");
     if (!d->alphabet.n) { /* a folder from elsewhere: tokens are the bytes themselves */
         for (int b = 1; b < 256; b++)
             d->alphabet.token_of[b] = 1;

@@ -9,11 +9,14 @@
 #include "common/conf/json.h"
 
 /* A text, or a number as it would be written: labels are often numbers. */
-static enum fl_status member(const struct fl_json_at *row, const char *key, char **out,
+static enum fl_status member(const struct fl_json_at *row, const char *key, const char *flag, char **out,
                              struct fl_err *err)
 {
+    char missing[80];
+
     const json_t *v = json_object_get(row->json, key);
 
+    snprintf(missing, sizeof(missing), "is missing; --%s names the member to read", flag);
     if (json_is_string(v) && strlen(json_string_value(v)) != json_string_length(v))
         return fl_json_bad(row, key, err, "holds a zero byte");
     if (json_is_string(v))
@@ -21,7 +24,7 @@ static enum fl_status member(const struct fl_json_at *row, const char *key, char
     else if (json_is_number(v))
         *out = json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
     else
-        return fl_json_bad(row, key, err, v ? "is neither a text nor a number" : "is missing");
+        return fl_json_bad(row, key, err, v ? "is neither a text nor a number" : missing);
     return *out ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for prompts");
 }
 
@@ -45,8 +48,8 @@ static enum fl_status row_take(struct prompts *p, const char *where, const json_
     struct prompt *to = &p->rows[p->n++];
     if (!json_is_object(line))
         return fl_json_bad(&row, NULL, err, "is no JSON object");
-    FL_TRY(member(&row, input_key, &to->input, err));
-    FL_TRY(member(&row, label_key, &to->label, err));
+    FL_TRY(member(&row, input_key, "input-key", &to->input, err));
+    FL_TRY(member(&row, label_key, "label-key", &to->label, err));
     return *to->input ? FL_OK : fl_json_bad(&row, input_key, err, "is empty");
 }
 
