@@ -98,6 +98,19 @@ def test_job_stop_ends_the_whole_tree():
         assert p.furlong("job", "list", "--json").json()[0]["status"] == "STOPPED"
 
 
+def hostile_model(folder):
+    """A folder of a model whose weights' header points past the end of the file."""
+    os.makedirs(folder)
+    with open(f"{folder}/config.json", "w", encoding="utf-8") as f:
+        json.dump({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64,
+                   "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
+                   "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": True}, f)
+    head = b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,99999999]}}'
+    with open(f"{folder}/model.safetensors", "wb") as f:
+        f.write(len(head).to_bytes(8, "little") + head + bytes(16))
+    return folder
+
+
 def test_bad_input():
     with place() as p:
         lines = f"{p.root}/p.jsonl"
@@ -109,6 +122,7 @@ def test_bad_input():
         slip = f"{p.root}/slip.json"
         with open(slip, "w", encoding="utf-8") as f:
             f.write('{"num-rolout": 3}')
+        hostile = hostile_model(f"{p.root}/hf")
         busy = socket.socket()
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -120,8 +134,11 @@ def test_bad_input():
             (["train", "--num-rollout=-1"], 2, ["--num-rollout", "-1"]),
             (["train", "--num-rollout=many"], 2, ["--num-rollout", "many"]),
             (["train", "--update-weight-transfer-mode=teleport"], 2, ["teleport", "broadcast"]),
-            (["train", "--prompt-data=/nowhere/p.jsonl"], 2, ["/nowhere/p.jsonl"]),
-            (["train", f"--prompt-data={lines}", "--num-rollout=1"], 2, ["line 2", "label"]),
+            (["train", "--prompt-data=/nowhere/p.jsonl"], 2, ["--prompt-data", "/nowhere/p.jsonl"]),
+            (["train", "--hf-checkpoint=/nowhere/hf"], 2, ["--hf-checkpoint", "/nowhere/hf/config.json"]),
+            (["train", f"--hf-checkpoint={hostile}"], 2, ["--hf-checkpoint", f"{hostile}/model.safetensors", "tensor a has data_offsets 0 to 99999999"]),
+            (["train", "--run-dir=/proc/nowhere"], 1, ["--run-dir", "/proc/nowhere"]),
+            (["train", f"--prompt-data={lines}", "--num-rollout=1"], 2, ["line 2", "label", "--label-key"]),
             (["train", f"--prompt-data={broken}", "--num-rollout=1"], 2, ["line 2", "JSON"]),
             (["train", "--colocate", "--update-weight-transfer-mode=p2p"], 2, ["p2p", "--colocate"]),
             (["train", "--colocate", "--update-weight-transfer-mode=disk-delta"], 2, ["disk-delta", "--colocate"]),
