@@ -353,7 +353,8 @@ static void write_discovery(const struct program *p)
 {
     const char *roots[] = { p->state_dir, getenv("RAY_TMPDIR") };
     const char *target = strstr(p->http_at, "://");
-    json_t *o = json_pack("[{s:{s:s},s:[s]}]", "labels", "job", "ray", "targets",
+    json_t *o = json_pack("[{s:{s:s,s:s},s:[s]}]", "labels", "job", "ray", "__scheme__",
+                          p->cover == TLS_ALL ? "https" : "http", "targets",
                           target ? target + 3 : p->http_at);
     char path[FL_PATH_MAX], *text = o ? json_dumps(o, 0) : NULL;
     struct fl_err err;

@@ -86,6 +86,7 @@ struct node {
     uint64_t beat_ns;  /* last sign of life, on our clock */
     uint64_t memory_available;
     Fl__NodeStats *stats; /* NULL before the first beat */
+    Fl__Beat *procs; /* the last one that told them, and the daemon's counts; or NULL */
     struct use *uses;
     size_t n_uses;
     bool uses_told; /* false: this node does not say */
@@ -236,6 +237,7 @@ struct head {
     size_t decision_bytes;
     struct heard *heard;
     struct uplink *uplinks;
+    uint64_t used_ns, used_ms; /* of CPU, when /metrics was asked last */
     struct dial *dials; /* nodes that are being dialled back */
     uint64_t next_job, next_lease, last_lease;
     uint64_t foreign_from, foreign_to; /* terms of heads whose journal this is not */

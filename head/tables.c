@@ -192,6 +192,7 @@ static void node_delete(struct head *h, struct node *n)
     node_forget_unknown(n);
     HASH_DEL(h->nodes, n);
     free_msg(n->stats);
+    free_msg(n->procs);
     uses_free(n);
     free_msg(n->rec);
     free(n);

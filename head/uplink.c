@@ -107,6 +107,13 @@ static void on_beat(void *service, struct call_req *req, const struct wire_msg *
     }
     fl_metric_add(u->head->count.beats, 1);
     alive(u);
+    if (beat->procs_told) { /* kept whole: it is read once a scrape */
+        struct node *n = u->node;
+        Fl__Beat *old = n->procs;
+
+        n->procs = beat;
+        beat = old;
+    }
     free_msg(beat);
 }
 

@@ -1,7 +1,9 @@
 /* /metrics: ours, then what Ray's dashboards and alerts look for under Ray's names, then what
  * workers measure of themselves. One head tells it for all nodes, each with its own labels. */
 #include <stdlib.h>
+#include <unistd.h>
 
+#include "common/base/usage.h"
 #include "head/rest/rest.h"
 
 static void gauge(struct head *h, const struct fl_metric_name *name, const char *key,
@@ -143,6 +145,114 @@ static void of_nodes(struct head *h, struct fl_str *out)
     }
 }
 
+/* ---- processes ---- */
+
+enum { CPU, RSS, USS, SHARED, FDS };
+static const struct {
+    const char *name, *help;
+} component_names[] = { [CPU] = { "ray_component_cpu_percentage",
+                                  "CPU of a process, percent of one core" },
+                        [RSS] = { "ray_component_rss_mb", "Resident memory of a process" },
+                        [USS] = { "ray_component_uss_mb", "What of it is its own" },
+                        [SHARED] = { "ray_component_mem_shared_bytes", "What of it others share" },
+                        [FDS] = { "ray_component_num_fds", "Open descriptors of a process" } };
+
+static double component_number(const Fl__ProcUse *u, int which)
+{
+    const double v[] = { [CPU] = u->cpu_e2 / 100.0,
+                         [RSS] = (double)u->rss / 1e6,
+                         [USS] = (double)(u->rss - u->shared) / 1e6,
+                         [SHARED] = (double)u->shared,
+                         [FDS] = u->fds };
+
+    return v[which];
+}
+
+static void add_component(struct head *h, const struct node *n, const Fl__ProcUse *u, int which,
+                          struct fl_str *out)
+{
+    fl_str_add(out, "%s", component_names[which].name);
+    add_node_labels(h, n, out);
+    fl_str_add(out, ",Component=\"");
+    add_label(out, u->component);
+    fl_str_add(out, "\",pid=\"%d\"} %.17g\n", u->pid, component_number(u, which));
+}
+
+/* This process, since the last time it was asked. */
+static void look_at_self(struct head *h, Fl__ProcUse *u)
+{
+    struct fl_usage seen = { 0 };
+    uint64_t now_ns = fl_loop_now_ns(h->loop);
+
+    (void)fl_usage_read((int)getpid(), &seen, NULL); /* zeros say it */
+    u->component = "gcs";
+    u->pid = (int)getpid();
+    if (now_ns > h->used_ns && seen.cpu_ms >= h->used_ms)
+        u->cpu_e2 =
+            (uint32_t)((seen.cpu_ms - h->used_ms) * 10000 / ((now_ns - h->used_ns) / 1000000 + 1));
+    u->rss = seen.rss_bytes;
+    u->shared = seen.shared_bytes;
+    u->fds = seen.fds;
+    h->used_ns = now_ns;
+    h->used_ms = seen.cpu_ms;
+}
+
+static void of_components(struct head *h, struct fl_str *out)
+{
+    const struct node *own = rest_head_node(h);
+    Fl__ProcUse self = FL__PROC_USE__INIT;
+    struct node *n, *tmp;
+
+    look_at_self(h, &self);
+    for (int which = 0; which < (int)FL_LEN(component_names); which++) {
+        head_line(out, component_names[which].name, component_names[which].help, "gauge");
+        if (own)
+            add_component(h, own, &self, which, out);
+        HASH_ITER (hh, h->nodes, n, tmp)
+            for (size_t i = 0; n->procs && rest_node_alive(n) && i < n->procs->n_procs; i++)
+                add_component(h, n, n->procs->procs[i], which, out);
+    }
+    head_line(out, "ray_component_gpu_memory_mb", "Device memory of a worker's process", "gauge");
+    HASH_ITER (hh, h->nodes, n, tmp)
+        for (size_t i = 0; rest_node_alive(n) && i < n->n_uses; i++) {
+            ProtobufCBinaryData id = BYTES_OF(n->uses[i].who.id);
+            struct seat *s = n->uses[i].known && n->uses[i].has_bytes ? seat_of(h, &id) : NULL;
+
+            if (!s)
+                continue;
+            fl_str_add(out, "ray_component_gpu_memory_mb");
+            add_node_labels(h, n, out);
+            fl_str_add(out, ",Component=\"ray::");
+            add_label(out, s->rec->role);
+            fl_str_add(out, "\",pid=\"%d\",GpuIndex=\"%u\"} %.17g\n", n->uses[i].pid,
+                       n->uses[i].device, (double)n->uses[i].bytes / 1e6);
+        }
+}
+
+/* What each daemon counts, under its own names and with its node. */
+static void of_daemons(struct head *h, struct fl_str *out)
+{
+    const struct node *first = NULL;
+    struct node *n, *tmp;
+
+    HASH_ITER (hh, h->nodes, n, tmp)
+        first = first || !n->procs || !rest_node_alive(n) ? first : n;
+    for (size_t i = 0; first && i < first->procs->n_counts;
+         i++) { /* all daemons are of one build: of one order */
+        const char *name = first->procs->counts[i]->name;
+
+        head_line(out, name, "Of the node's daemon", strstr(name, "_total") ? "counter" : "gauge");
+        HASH_ITER (hh, h->nodes, n, tmp) {
+            if (!n->procs || !rest_node_alive(n) || i >= n->procs->n_counts ||
+                strcmp(n->procs->counts[i]->name, name) != 0)
+                continue;
+            fl_str_add(out, "%s{node=\"", name);
+            add_label(out, n->rec->name);
+            fl_str_add(out, "\"} %.17g\n", n->procs->counts[i]->value);
+        }
+    }
+}
+
 static void of_cluster(struct head *h, struct fl_str *out)
 {
     static const char *const states[] = { "DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE",
@@ -254,6 +364,8 @@ void rest_metrics(void *head, struct http_req *req)
     fl_metrics_text(h->metrics, &text);
     of_cluster(h, &text);
     of_nodes(h, &text);
+    of_components(h, &text);
+    of_daemons(h, &text);
     of_workers(h, &text);
     if (text.cut)
         http_reply_text(req, 500, "RuntimeError: no memory for the metrics");

@@ -39,6 +39,7 @@ void rest_state_list(void *head, struct http_req *req);
 void rest_state_summary(void *head, struct http_req *req);
 void rest_state_logs(void *head, struct http_req *req);
 void rest_state_log_file(void *head, struct http_req *req);
+void rest_state_log_stream(void *head, struct http_req *req);
 void rest_state_timeline(void *head, struct http_req *req);
 void rest_ray_nodes(void *head, struct http_req *req);
 void rest_ray_node(void *head, struct http_req *req);
@@ -53,6 +54,8 @@ void rest_activities(void *head, struct http_req *req);
 
 /* The job of the path, by submission id or job id; answered 404 when there is none. */
 struct job *rest_job(struct head *h, struct http_req *req);
+/* The job whose log the query names, and how many of its last lines (-1: all); answered when that is none. */
+struct job *rest_log_job(struct head *h, struct http_req *req, int64_t *lines);
 json_t *rest_text(const char *text);                /* null for NULL */
 json_t *rest_hex(const ProtobufCBinaryData *bytes); /* as text */
 json_t *rest_devices_of(struct head *h, const struct node *n);

@@ -18,6 +18,7 @@ static const struct http_route routes[] = {
     { "PUT",    "/api/packages/{protocol}/{name}", rest_package_put, .body_max_bytes = PACKAGE_MAX_BYTES },
     { "GET",    "/api/v0/logs",                   rest_state_logs },
     { "GET",    "/api/v0/logs/file",              rest_state_log_file },
+    { "GET",    "/api/v0/logs/stream",            rest_state_log_stream },
     { "GET",    "/api/v0/tasks/timeline",         rest_state_timeline },
     { "GET",    "/api/v0/{kind}",                 rest_state_list },
     { "GET",    "/api/v0/{kind}/summarize",       rest_state_summary },

@@ -519,25 +519,35 @@ static struct job *asked_log(struct head *h, struct http_req *req)
     return j && !j->rec->delete_asked ? j : NULL;
 }
 
-/* The last lines, or all of them for lines=-1. */
-void rest_state_log_file(void *head, struct http_req *req)
+struct job *rest_log_job(struct head *h, struct http_req *req, int64_t *n)
 {
-    struct job *j = asked_log(head, req);
+    struct job *j = asked_log(h, req);
     const char *lines = http_req_query(req, "lines");
-    struct fl_str out = FL_STR_HEAP(LOG_BYTES + (1 << 17));
-    int64_t n = LOG_LINES;
     struct fl_err err;
 
+    *n = LOG_LINES;
     if (!j) {
         http_reply_text(req, 404,
                         "no such log; logs are named by submission_id or as "
                         "job-driver-SUBMISSION_ID.log");
-        return;
+        return NULL;
     }
-    if (lines && fl_parse_i64(lines, -1, INT32_MAX, &n, &err) != FL_OK) {
+    if (lines && fl_parse_i64(lines, -1, INT32_MAX, n, &err) != FL_OK) {
         http_reply_text(req, 400, "lines: %s", err.text);
-        return;
+        return NULL;
     }
+    return j;
+}
+
+/* The last lines, or all of them for lines=-1. */
+void rest_state_log_file(void *head, struct http_req *req)
+{
+    int64_t n;
+    struct job *j = rest_log_job(head, req, &n);
+    struct fl_str out = FL_STR_HEAP(LOG_BYTES + (1 << 17));
+
+    if (!j)
+        return;
     struct fl_str tail = FL_STR_HEAP(LOG_BYTES);
     if (n)
         joblog_tail(j, &tail, n < 0 ? UINT32_MAX : (unsigned)n);

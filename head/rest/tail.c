@@ -5,13 +5,18 @@
 
 #include "head/rest/rest.h"
 
-enum { TAIL_PIECE = 64 << 10, TAILS_MAX = 128 };
+enum {
+    TAIL_PIECE = 64 << 10,
+    TAILS_MAX = 128,
+    STREAM_LAST = 16 << 20 /* of the lines that stand at the beginning */
+};
 
 struct tail {
     struct tail *prev, *next;
     struct job *job;      /* NULL: it has been forgotten */
     struct http_ws *ws;   /* one that follows     */
     struct http_req *req; /* else: one that reads */
+    bool raw;             /* it reads the bytes as they are, and goes on as they come */
     uint64_t from, end;   /* of who reads: no further */
     bool begun;           /* the lines that stand before the log were sent */
 };
@@ -64,6 +69,8 @@ static enum fl_status send_text(struct tail *t, const char *text, size_t len, st
     fl_str_add_utf8(&clean, text, len);
     if (t->ws) {
         st = http_ws_text(t->ws, (struct fl_bytes){ clean.data, clean.len }, err);
+    } else if (t->raw) {
+        st = http_reply_write(t->req, (struct fl_bytes){ text, len }, err);
     } else {
         add_escaped(&json, fl_str_text(&clean), clean.len);
         st = http_reply_write(t->req, (struct fl_bytes){ json.data, json.len }, err);
@@ -86,6 +93,12 @@ static enum fl_status send_first(struct tail *t, struct fl_err *err)
     return st;
 }
 
+/* It ends where the log ended when it began, whether the job goes on or not. */
+static bool stops_there(const struct tail *t)
+{
+    return t->req && !t->raw;
+}
+
 /* One piece; FL_NOT_FOUND: there is no more now. */
 static enum fl_status send_piece(struct tail *t, struct fl_err *err)
 {
@@ -94,11 +107,11 @@ static enum fl_status send_piece(struct tail *t, struct fl_err *err)
     size_t len = 0;
 
     FL_TRY(joblog_read(t->job, &from, TAIL_PIECE, &text, &len, err));
-    if (t->req && from + len >= t->end)
+    if (stops_there(t) && from + len >= t->end)
         len = from < t->end ? (size_t)(t->end - from) : 0;
-    bool last =
-        t->req ? from + len >= t->end : job_over(t->job) && from + len >= joblog_end(t->job);
-    size_t n = whole(text, len, last);
+    bool last = stops_there(t) ? from + len >= t->end
+                               : job_over(t->job) && from + len >= joblog_end(t->job);
+    size_t n = t->raw ? len : whole(text, len, last);
     enum fl_status st = n ? send_text(t, text, n, err) : FL_NOT_FOUND;
 
     free(text);
@@ -111,7 +124,7 @@ static void forget(struct tail *t)
 {
     if (t->job) {
         t->job->followed_ns = fl_loop_now_ns(t->job->head->loop);
-        t->job->log_told |= t->ws && job_over(t->job);
+        t->job->log_told |= (t->ws || t->raw) && job_over(t->job);
         DL_DELETE(t->job->tails, t);
         t->job->head->requests--;
         head_kick(t->job->head);
@@ -146,13 +159,13 @@ static void step(struct tail *t)
         while (st == FL_OK)
             st = send_piece(t, &err);
     }
-    if (st == FL_NOT_FOUND && t->req)
+    if (st == FL_NOT_FOUND && stops_there(t))
         st = http_reply_write(t->req, (struct fl_bytes){ "\"}", 2 }, &err);
     if (st == FL_AGAIN)
         return;
     if (st != FL_OK && st != FL_NOT_FOUND)
         finish(t, false);
-    else if (t->req || job_over(t->job))
+    else if (stops_there(t) || job_over(t->job))
         finish(t, true);
 }
 
@@ -203,9 +216,8 @@ void tails_free(struct job *j)
 }
 
 /* One more of the job's; NULL: it has been answered. */
-static struct tail *begin(struct head *h, struct http_req *req)
+static struct tail *begin(struct job *j, struct http_req *req)
 {
-    struct job *j = rest_job(h, req);
     struct tail *t;
     unsigned n = 0;
 
@@ -231,7 +243,7 @@ static void go(struct tail *t)
 
 void rest_job_tail(void *head, struct http_req *req)
 {
-    struct tail *t = begin(head, req);
+    struct tail *t = begin(rest_job(head, req), req);
     struct fl_err err;
 
     if (!t)
@@ -248,7 +260,7 @@ void rest_job_tail(void *head, struct http_req *req)
 
 void rest_job_logs(void *head, struct http_req *req)
 {
-    struct tail *t = begin(head, req);
+    struct tail *t = begin(rest_job(head, req), req);
     struct fl_err err;
 
     if (!t)
@@ -263,5 +275,31 @@ void rest_job_logs(void *head, struct http_req *req)
     http_req_on_gone(req, on_left, t);
     (void)http_reply_write(req, (struct fl_bytes){ "{\"logs\": \"", 10 },
                            &err); /* the next one fails too */
+    go(t);
+}
+
+/* The last lines of a job's log, and what comes after them until it has ended. */
+void rest_state_log_stream(void *head, struct http_req *req)
+{
+    int64_t lines;
+    struct tail *t = begin(rest_log_job(head, req, &lines), req);
+    struct fl_str last = FL_STR_HEAP(STREAM_LAST);
+    struct fl_err err;
+
+    if (!t)
+        return;
+    if (http_reply_start(req, 200, "text/plain; charset=utf-8", on_room, &err) != FL_OK) {
+        free(t);
+        http_reply_fail(req, &err);
+        return;
+    }
+    if (lines > 0)
+        joblog_tail(t->job, &last, (unsigned)lines);
+    t->req = req;
+    t->raw = true;
+    t->begun = lines >= 0;
+    t->from = lines < 0 ? 0 : joblog_end(t->job) - last.len;
+    fl_str_fini(&last);
+    http_req_on_gone(req, on_left, t);
     go(t);
 }

@@ -56,6 +56,9 @@ struct follow {
  */
 struct devmem; /* devmem.c */
 struct line;   /* sock.c: a worker's connection */
+enum { NODE_METRICS = 7 };
+/* The daemon's own metrics, for the head to show. */
+size_t node_counts(const struct node *n, const char *names[NODE_METRICS], double values[NODE_METRICS]);
 struct worker {
     UT_hash_handle hh;
     struct node *node;

@@ -10,6 +10,7 @@
 #include "worker/node/holders.h"
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
+#include "worker/node/procs.h"
 #include "worker/node/stats.h"
 
 enum {
@@ -43,6 +44,7 @@ enum up_state {
 
 struct uplink {
     struct node_stats_past past;
+    struct node_procs procs;
     struct node *node;
     enum up_state state;
     struct call_peer *peer;
@@ -163,6 +165,7 @@ static void beat(struct uplink *u)
     m.load_e2 = node_load_e2();
     node_stats_read(&u->past, u->node->ident.dir, &stats);
     m.stats = &stats;
+    node_procs_add(&u->procs, u->node, &m);
     m.metrics = list;
     for (struct reading *r = u->readings; r && m.n_metrics < BEAT_METRICS; r = r->hh.next) {
         size_t i = m.n_metrics;
