@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs of examples/torch_grpo from a folder that bench/on_gpu_torch has made: one row each. Usage: run [FILE]
 
-Colocated on one device, in the ways that weights are given, and split on two. A row holds when every step's engine
+Peaks of memory first. Then colocated on one device, in the ways that weights are given, and split on two. A row holds when every step's engine
 serves the trainer's version and log probabilities of both sides agree; the first one also has to learn."""
 import json
 import os
@@ -92,6 +92,16 @@ def said(folder):
     return lines
 
 
+def peaks():
+    """The table of device and host memory, phase by phase; whether it held."""
+    r = subprocess.run([f"{HERE}/bin/test_client_peak"], capture_output=True, text=True, timeout=120, env={
+        **os.environ, "PEAK_UNIT_MIB": "512" if DEVICE != "cpu" else "2", "FURLONG_GPU": "cuda" if DEVICE != "cpu" else "fake",
+        "FURLONG_ARENA_WEIGHTS_CHUNK": "2MiB" if DEVICE == "cpu" else "", "FURLONG_ARENA_CHUNK": "2MiB" if DEVICE == "cpu" else "",
+        "FURLONG_BIN_DIR": f"{HERE}/bin", "LD_LIBRARY_PATH": f"{HERE}/lib"})
+    print("\n".join(x for x in r.stdout.splitlines() if x.startswith(("#", "not ok"))), flush=True)
+    return r.returncode == 0
+
+
 def main():
     place = tempfile.mkdtemp(prefix="grpo-", dir="/tmp")
     out = open(sys.argv[1], "w", encoding="utf-8") if len(sys.argv) > 1 else None
@@ -99,7 +109,7 @@ def main():
     models = {"small": f"{place}/small", "big": f"{place}/big"}
     make_model(models["small"], "")
     make_model(models["big"], BIG if DEVICE != "cpu" else "")
-    n, wrong, wanted = devices(), 0, os.environ.get("GRPO_ROWS")
+    n, wrong, wanted = devices(), not peaks(), os.environ.get("GRPO_ROWS")
     print(f"{'run':34} {'holds':5} {'steps':>5} {'wall s':>6} {'mode':>9} {'MB':>7} {'move ms':>8} {'pause ms':>8} {'update s':>8} {'reward':>13}")
     for i, row in enumerate(ROWS):
         if row[1] > n or (wanted and str(i) not in wanted.split(",")):

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 #include "tests/t.h"
-#include "worker/client/memory.h"
+#include "worker/client/weights_priv.h"
 
 #define MIB ((size_t)1 << 20)
 static struct fl_err err;
@@ -155,6 +155,56 @@ static void a_device_that_is_not_there_is_said(void **state)
     memory_fini(&m);
 }
 
+/* A program of ABI 1 hands in less than there is now: no byte beyond is read. */
+static void options_of_an_older_program(void **state)
+{
+    size_t bytes = offsetof(struct furlong_weights_opts, device);
+    struct furlong_weights_opts whole = { .slots = 2, .check_equal = true }, got;
+    void *o = malloc(bytes); /* the sanitizer guards its end */
+    struct furlong f = { .abi = 1 };
+
+    (void)state;
+    memcpy(o, &whole, bytes);
+    got = weights_opts(&f, o);
+    t_true(got.slots == 2 && got.check_equal && got.device == NULL && !got.in_place);
+    free(o);
+    f.abi = FURLONG_ABI;
+    got = weights_opts(&f, &(struct furlong_weights_opts){ .device = "host", .in_place = true });
+    t_str_eq(got.device, "host");
+    t_true(got.in_place && weights_opts(&f, NULL).slots == 0);
+}
+
+static void slots_name_their_device(void **state)
+{
+    struct furlong f = { .abi = FURLONG_ABI };
+    struct furlong_tensor t[2] = { { .name = "a", .dtype = FL_U8, .ndim = 1, .shape = { 64 } },
+                                   { .name = "b", .dtype = FL_U8, .ndim = 1, .shape = { 64 } } };
+    struct furlong_weights_opts o = { 0 };
+    struct slots_home h = { 0 };
+    uint8_t here[64];
+
+    (void)state;
+    t_ok(slots_home_find(&f, t, 2, &o, &h, &err), &err);
+    t_str_eq(h.uuid, "", "nothing says a device");
+    t[0].data = here;
+    t[1].data = furlong_torch_alloc_weights(64, 1, NULL);
+    t_ok(slots_home_find(&f, t, 2, &o, &h, &err), &err);
+    t_str_eq(h.uuid, devices[1].uuid, "where the data is");
+    t[0].data = furlong_torch_alloc_weights(64, 0, NULL);
+    t_refused(slots_home_find(&f, t, 2, &o, &h, &err), FL_INVALID, &err);
+    t_has(err.text, "b lies on device");
+    o.device = "host";
+    t_ok(slots_home_find(&f, t, 2, &o, &h, &err), &err);
+    t_str_eq(h.uuid, "");
+    o.device = "GPU-of-nobody";
+    t_refused(slots_home_find(&f, t, 2, &o, &h, &err), FL_NOT_FOUND, &err);
+    o = (struct furlong_weights_opts){ .stream = &o };
+    t_refused(slots_home_find(&f, NULL, 0, &o, &h, &err), FL_INVALID, &err);
+    t_has(err.text, "say which");
+    furlong_torch_free(t[0].data, 64, 0, NULL);
+    furlong_torch_free(t[1].data, 64, 1, NULL);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -162,6 +212,8 @@ int main(void)
         cmocka_unit_test(how_tags_are_kept_goes_for_all),
         cmocka_unit_test(torch_lies_in_the_same_arena),
         cmocka_unit_test(a_device_that_is_not_there_is_said),
+        cmocka_unit_test(options_of_an_older_program),
+        cmocka_unit_test(slots_name_their_device),
     };
 
     const struct gpu_ops *gpu;

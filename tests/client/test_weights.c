@@ -237,6 +237,30 @@ static void what_cannot_be_shown_goes_through_the_host(void **state)
     plane_end(&p);
 }
 
+/* A device without room for a second slot: the old version serves, and the way out is said. */
+static void p76_no_room_for_a_second_slot(void **state)
+{
+    struct furlong_update how = {
+        .version = 1, .set = "policy", .mode = "copy", .budget_ms = 20000
+    };
+    struct furlong_report r = { 0 };
+    struct plane p;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    if (!getenv("ON_DEVICE"))
+        skip();
+    p = plane_make(1, 1, NULL, "FURLONG_FAULT=client.slot:2=fail");
+    update(&p, 0, "copy", 2);
+    write_version(&p, 1);
+    t_true(furlong_update(p.trainers, p.engines, &how, &r, &err) != FL_OK);
+    t_has(err.text, "one slot saves 401 KiB");
+    serves(&p, 0, 0);
+    update(&p, 1, "copy", 2);
+    serves(&p, 0, 1);
+    plane_end(&p);
+}
+
 /* An engine with captured graphs: what it reads stays where it was, in whichever mode. */
 static void captured_graphs_read_where_they_did(void **state)
 {
@@ -559,6 +583,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(each_mode_brings_the_bytes),
         cmocka_unit_test(tensors_are_given_where_they_lie),
         cmocka_unit_test(what_cannot_be_shown_goes_through_the_host),
+        cmocka_unit_test(p76_no_room_for_a_second_slot),
         cmocka_unit_test(captured_graphs_read_where_they_did),
         cmocka_unit_test(an_engine_that_comes_back_is_filled),
         cmocka_unit_test(an_engine_that_dies_in_an_update_is_left_behind),
