@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include "common/base/fault.h"
 #include "common/base/str.h"
-#include "kernels/digest.h"
 #include "transport/link/link_priv.h"
 
 enum { CHUNK_BYTES = 256 << 20 }; /* 16 GiB remap in 3.4 ms; of 64 MiB in 12 ms */
@@ -102,7 +101,7 @@ const struct link_pages *link_pages_of(const struct link_mem *mem)
     return mem->on_device && p && p->magic == LINK_PAGES ? p : NULL;
 }
 
-static enum fl_status dev_of(const struct link_mem *mem, struct link_dev **out, struct fl_err *err)
+enum fl_status dev_of(const struct link_mem *mem, struct link_dev **out, struct fl_err *err)
 {
     const struct link_pages *p = link_pages_of(mem);
 
@@ -551,76 +550,6 @@ enum fl_status link_mem_write(const struct link_mem *mem, uint64_t off, const vo
         return through_bounce(mem, off, (void *)(uintptr_t)from, bytes, false, err);
     memcpy((char *)mem->addr + off, from, bytes);
     return FL_OK;
-}
-
-static void digest_host(const struct link_mem *mem, const struct link_seg *segs, size_t n,
-                        bool from, uint64_t (*digests)[2])
-{
-    for (size_t i = 0; i < n; i++)
-        for (uint32_t r = 0; r < segs[i].rows; r++) {
-            uint64_t off = from ? segs[i].from_off + r * segs[i].from_step
-                                : segs[i].to_off + r * segs[i].to_step;
-
-            kernel_digest_add(digests[i], (const char *)mem->addr + off, segs[i].run_bytes,
-                              segs[i].first_byte + r * segs[i].byte_step);
-        }
-}
-
-/* sums: device memory for n pairs; back: as many on the host. */
-static enum fl_status digest_run(struct link_dev *d, const struct link_mem *mem,
-                                 const struct dev_table *t, uint64_t sums, uint64_t (*back)[2],
-                                 size_t n, struct fl_err *err)
-{
-    struct kernel_move_args a = {
-        .pieces = t->addr, .n = t->n, .from = dev_addr(mem->addr), .digests = sums
-    };
-
-    FL_TRY(d->gpu->fill(d->stream, sums, 0, n * sizeof(*back), err));
-    pthread_mutex_lock(&d->lock);
-    enum fl_status st = kernel_move_start(d->gpu, d->g, d->stream, &a, err);
-
-    pthread_mutex_unlock(&d->lock);
-    if (st == FL_OK)
-        st = d->gpu->copy(d->stream, dev_addr(back), sums, n * sizeof(*back), err);
-    return st == FL_OK ? d->gpu->stream_sync(d->stream, err) : st;
-}
-
-enum fl_status link_mem_digest(const struct link_mem *mem, const struct link_seg *segs, size_t n,
-                               bool from, uint64_t (*digests)[2], struct fl_err *err)
-{
-    struct dev_table t = { 0 };
-    struct link_dev *d;
-    uint64_t sums = 0, (*back)[2], bytes;
-
-    FL_TRY(link_check_side(segs, n, mem->bytes, from, &bytes, err));
-    if (!mem->on_device) {
-        digest_host(mem, segs, n, from, digests);
-        return FL_OK;
-    }
-    FL_TRY(dev_of(mem, &d, err));
-    back = malloc((n + 1) * sizeof(*back));
-    if (!back)
-        return fl_fail(err, FL_EXHAUSTED, "no memory for %zu digests", n);
-    pthread_mutex_lock(&d->service);
-    pthread_mutex_lock(&d->lock);
-    enum fl_status st = d->gpu->alloc(d->g, (n + 1) * sizeof(*back), &sums, err);
-
-    pthread_mutex_unlock(&d->lock);
-    if (st == FL_OK)
-        st = dev_table_make(d, d->stream, segs, n, from ? DEV_FROM : DEV_TO, &t, err);
-    if (st == FL_OK)
-        st = digest_run(d, mem, &t, sums, back, n, err);
-    for (size_t i = 0; st == FL_OK && i < n; i++) {
-        digests[i][0] += back[i][0];
-        digests[i][1] += back[i][1];
-    }
-    dev_table_free(d, &t);
-    struct dev_table s = { .addr = sums };
-
-    dev_table_free(d, &s);
-    pthread_mutex_unlock(&d->service);
-    free(back);
-    return st;
 }
 
 /* ==== places ================================================================================== */

@@ -70,6 +70,15 @@ enum fl_status link_mem_write(const struct link_mem *mem, uint64_t off, const vo
 enum fl_status link_mem_digest(const struct link_mem *mem, const struct link_seg *segs, size_t n,
                                bool from, uint64_t (*digests)[2], struct fl_err *err);
 
+/* The same segments again and again: what they need on the device is made once. The segments are not kept. */
+struct link_digester;
+enum fl_status link_digester_create(const struct link_mem *mem, const struct link_seg *segs, size_t n, bool from,
+                                    struct link_digester **out, struct fl_err *err);
+enum fl_status link_digester_run(struct link_digester *g, const struct link_mem *mem, uint64_t (*digests)[2],
+                                 struct fl_err *err); /* mem: where they lie inside, on the same device */
+void link_digester_destroy(struct link_digester *g);  /* NULL is fine */
+FL_AUTO_DEFINE(link_digester)
+
 /* Where memory on a device is, by what the probe of this machine found. FL_NOT_FOUND: err lists
  * the devices there are. */
 enum fl_status link_place_device(struct link_place *p, const char *uuid,

@@ -19,6 +19,7 @@ struct link_dev {
 enum { DEV_BOUNCE_BYTES = 8 << 20 };
 /* Opens it at first, which blocks; stays open. */
 enum fl_status link_dev_get(const char *uuid, struct link_dev **out, struct fl_err *err);
+enum fl_status dev_of(const struct link_mem *mem, struct link_dev **out, struct fl_err *err);
 static inline uint64_t dev_addr(const void *p)
 {
     return (uint64_t)(uintptr_t)p;

@@ -39,6 +39,7 @@ struct xfer_source {
         *segs; /* on a device: the runs of all pieces, memory by memory; tensor is the piece */
     size_t *segs_of; /* of each memory, where they begin; one more */
     size_t n_segs;
+    struct link_digester **digesters; /* of each memory */
     enum fl_status (*room)(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err);
     void (*done_with)(void *arg, struct link_mem *room);
     void *arg;
@@ -242,6 +243,18 @@ static enum fl_status device_segs(struct xfer_source *s, struct fl_err *err)
     return FL_OK;
 }
 
+/* What the device needs for it is kept: of 16 GB it is a table of 8 MB, which takes as long to make as
+ * the digests. */
+static enum fl_status mem_digests(struct xfer_source *s, size_t m, const struct link_seg *segs,
+                                  size_t n, uint64_t (*each)[2], struct fl_err *err)
+{
+    const struct link_mem *mem = &s->mems[s->slot][m];
+
+    if (!s->digesters[m])
+        FL_TRY(link_digester_create(mem, segs, n, true, &s->digesters[m], err));
+    return link_digester_run(s->digesters[m], mem, each, err);
+}
+
 static enum fl_status device_digests(struct xfer_source *s, struct fl_err *err)
 {
     FL_TRY(device_segs(s, err));
@@ -255,7 +268,7 @@ static enum fl_status device_digests(struct xfer_source *s, struct fl_err *err)
         size_t at = s->segs_of[m], n = s->segs_of[m + 1] - at;
 
         if (n)
-            st = link_mem_digest(&s->mems[s->slot][m], s->segs + at, n, true, each + at, err);
+            st = mem_digests(s, m, s->segs + at, n, each + at, err);
     }
     for (size_t i = 0; i < s->n_segs; i++) { /* tensor: the piece */
         s->fresh[s->segs[i].tensor][0] += each[i][0];
@@ -586,7 +599,8 @@ static enum fl_status source_fill(struct xfer_source *s, const struct xfer_sourc
     s->digests = calloc(s->have->n_pieces + 1, sizeof(*s->digests));
     s->fresh = calloc(s->have->n_pieces + 1, sizeof(*s->fresh));
     s->segs_of = calloc(s->have->n_mems + 1, sizeof(*s->segs_of));
-    if (!s->digests || !s->fresh || !s->segs_of)
+    s->digesters = calloc(s->have->n_mems + 1, sizeof(*s->digesters));
+    if (!s->digests || !s->fresh || !s->segs_of || !s->digesters)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %zu pieces of weights", s->have->n_pieces);
     return FL_OK;
 }
@@ -595,6 +609,9 @@ static void source_free(struct xfer_source *s)
 {
     free(s->digests);
     free(s->fresh);
+    for (size_t m = 0; s->digesters && m < s->have->n_mems; m++)
+        link_digester_destroy(s->digesters[m]);
+    free(s->digesters);
     free(s->segs);
     free(s->segs_of);
     free(s->mems[0]);
