@@ -351,6 +351,11 @@ static void times(const char *name, enum xfer_mode mode, unsigned rounds)
 }
 
 /* ==== many updates ============================================================================ */
+#ifdef __SANITIZE_ADDRESS__
+enum { KEEPS_FREED = 1 }; /* what was freed is held back for a while */
+#else
+enum { KEEPS_FREED = 0 };
+#endif
 enum { SETTLED = 20 }; /* updates until everything that is made once has been made */
 static void expect(bool holds, const char *fault, const char *what);
 
@@ -434,7 +439,7 @@ static void many(const char *name, enum xfer_mode mode, unsigned n)
     }
     printf("}\n");
     for (unsigned k = 0; k < 3; k++) {
-        expect(grew[k] < 1024, who[k], "its memory is as it was");
+        expect(grew[k] < 1024 || KEEPS_FREED, who[k], "its memory is as it was");
         expect(after.of[k].fds <= before.of[k].fds, who[k], "its descriptors are as they were");
     }
     expect(after.of[1].device_used_bytes <= before.of[1].device_used_bytes, name,

@@ -20,7 +20,8 @@ enum {
     SPIN_PAST_NS = 300000,       /* and stops so long after it, and an eighth         */
     LOOK_AGAIN_NS = 200000,      /* then a timer looks                                */
     DIGESTS_MIN = 1024,
-    FAR_MEAN_BYTES = 1 << 20
+    FAR_MEAN_BYTES = 1 << 20,
+    FULL_BYTES = 448 << 20 /* of a bucket: one that has less is the last one, mostly */
 };
 
 static bool may_read(const struct link_place *from, const struct link_place *to)
@@ -92,6 +93,8 @@ static void ipc_release(struct ipc *k)
             k->dev->gpu->event_free(p->begun);
         if (p->moved)
             k->dev->gpu->event_free(p->moved);
+        if (p->rest)
+            k->dev->gpu->event_free(p->rest);
         if (p->ended)
             k->dev->gpu->event_free(p->ended);
         dev_table_free(k->dev, &sums);
@@ -271,13 +274,30 @@ static void on_look(struct fl_timer *t, uint64_t now_ns)
 }
 
 /* ==== pull ==================================================================================== */
+/* What is digested after the last byte has come is waited for: so little of it is left for then.
+ * Another copy costs 4 us, and behind a full bucket comes the next one, whose bytes take longer. */
+static size_t last_part(const struct link_seg *segs, size_t n)
+{
+    uint64_t all = 0, left = 0;
+    size_t i = n;
+
+    for (size_t k = 0; k < n; k++)
+        all += segs[k].rows * segs[k].run_bytes;
+    while (all < FULL_BYTES && i > 0 &&
+           (left += segs[i - 1].rows * segs[i - 1].run_bytes) <= all / 16)
+        i--;
+    return i; /* n: all at once */
+}
+
 /* Long stretches from another device: the copy engines reach 0.99 of the link's rate and a kernel
  * that reads over it 0.93. */
-static struct dev_stretch *far_stretches(const struct link_seg *segs, size_t n, size_t *n_out)
+static struct dev_stretch *far_stretches(const struct link_seg *segs, size_t n, size_t cut,
+                                         size_t *cut_out, size_t *n_out)
 {
     struct dev_stretch *far = malloc((n + 1) * sizeof(*far));
     uint64_t bytes = 0;
-    size_t made = far ? dev_stretches(segs, n, far) : 0;
+    size_t first = far ? dev_stretches(segs, cut, far) : 0;
+    size_t made = far ? first + dev_stretches(segs + cut, n - cut, far + first) : 0;
 
     for (size_t i = 0; i < made; i++) {
         if (far[i].bytes == 0)
@@ -289,8 +309,26 @@ static struct dev_stretch *far_stretches(const struct link_seg *segs, size_t n, 
         free(far);
         return NULL;
     }
+    *cut_out = first;
     *n_out = made;
     return far;
+}
+
+static enum fl_status table_far(struct ipc_table *t, const struct link_seg *segs, size_t n,
+                                struct fl_err *err)
+{
+    size_t cut = last_part(segs, n);
+    struct kernel_piece *pieces = NULL;
+
+    t->far = far_stretches(segs, n, cut, &t->far_cut, &t->n_far);
+    if (!t->far)
+        return FL_OK; /* by a kernel that reads over there */
+    enum fl_status st = dev_pieces_cut(segs, cut, &pieces, &t->t_cut, err);
+
+    free(pieces); /* how many there are is asked for */
+    if (st != FL_OK)
+        free(FL_TAKE(t->far));
+    return st;
 }
 
 static enum fl_status table_for(struct ipc *k, const struct link_seg *segs, size_t n, bool from_far,
@@ -313,7 +351,7 @@ static enum fl_status table_for(struct ipc *k, const struct link_seg *segs, size
     table_drop(k, oldest);
     *oldest = (struct ipc_table){ .key = { h.low64, h.high64 } };
     if (from_far)
-        oldest->far = far_stretches(segs, n, &oldest->n_far);
+        FL_TRY(table_far(oldest, segs, n, err));
     enum fl_status st = dev_table_make(k->dev, k->stream, segs, n, oldest->far ? DEV_TO : DEV_MOVE,
                                        &oldest->t, err);
 
@@ -338,6 +376,8 @@ static enum fl_status pull_room(struct ipc *k, struct ipc_pull *p, size_t n, str
         FL_TRY(gpu->event(k->dev->g, &p->begun, err));
     if (!p->moved)
         FL_TRY(gpu->event(k->dev->g, &p->moved, err));
+    if (!p->rest)
+        FL_TRY(gpu->event(k->dev->g, &p->rest, err));
     if (!p->ended)
         FL_TRY(gpu->event(k->dev->g, &p->ended, err));
     if (p->room >= n)
@@ -355,7 +395,7 @@ static enum fl_status pull_room(struct ipc *k, struct ipc_pull *p, size_t n, str
     return FL_OK;
 }
 
-/* The kernel a on stream s, and what it summed up on its way to the host. */
+/* The kernel a on stream s, and all that was summed up on its way to the host. */
 static enum fl_status launch_kernel(struct ipc *k, struct ipc_pull *p, struct gpu_stream *s,
                                     const struct kernel_move_args *a, struct fl_err *err)
 {
@@ -373,22 +413,39 @@ static enum fl_status clear_sums(struct ipc *k, struct ipc_pull *p, struct gpu_s
     return p->digests ? k->dev->gpu->fill(s, p->sums, 0, p->n * sizeof(*p->back), err) : FL_OK;
 }
 
+static enum fl_status copy_far(struct ipc *k, const struct ipc_table *t, size_t first, size_t end,
+                               uint64_t from, uint64_t to, struct fl_err *err)
+{
+    for (size_t i = first; i < end; i++)
+        FL_TRY(k->dev->gpu->copy(k->stream, to + t->far[i].to_off, from + t->far[i].from_off,
+                                 t->far[i].bytes, err));
+    return FL_OK;
+}
+
 static enum fl_status launch_far(struct ipc *k, struct ipc_pull *p, const struct ipc_table *t,
                                  uint64_t from, uint64_t to, struct fl_err *err)
 {
     const struct gpu_ops *gpu = k->dev->gpu;
     struct kernel_move_args a = {
-        .pieces = t->t.addr, .n = t->t.n, .from = to, .digests = p->sums
+        .pieces = t->t.addr, .n = t->t_cut, .from = to, .digests = p->sums
     };
+    size_t done = 0;
 
     FL_TRY(clear_sums(k, p, k->aside, err));
-    for (size_t i = 0; i < t->n_far; i++)
-        FL_TRY(gpu->copy(k->stream, to + t->far[i].to_off, from + t->far[i].from_off,
-                         t->far[i].bytes, err));
+    FL_TRY(copy_far(k, t, 0, t->far_cut, from, to, err));
+    if (p->digests && t->t_cut < t->t.n) { /* while the rest is on its way */
+        FL_TRY(gpu->event_record(p->moved, k->stream, err));
+        FL_TRY(gpu->stream_wait(k->aside, p->moved, err));
+        FL_TRY(kernel_move_start(gpu, k->dev->g, k->aside, &a, err));
+        done = t->t_cut;
+    }
+    FL_TRY(copy_far(k, t, t->far_cut, t->n_far, from, to, err));
     if (!p->digests)
         return gpu->event_record(p->ended, k->stream, err);
-    FL_TRY(gpu->event_record(p->moved, k->stream, err));
-    FL_TRY(gpu->stream_wait(k->aside, p->moved, err));
+    a.pieces += done * sizeof(struct kernel_piece);
+    a.n = t->t.n - done;
+    FL_TRY(gpu->event_record(p->rest, k->stream, err));
+    FL_TRY(gpu->stream_wait(k->aside, p->rest, err));
     return launch_kernel(k, p, k->aside, &a, err);
 }
 
@@ -402,10 +459,13 @@ static enum fl_status launch(struct ipc *k, struct ipc_pull *p, const struct ipc
                                   .to = dev_addr(mine->addr),
                                   .digests = p->digests ? p->sums : 0 };
 
-    FL_TRY(k->dev->gpu->event_record(p->begun, k->stream, err));
-    if (t->far)
+    if (t->far) {
+        FL_TRY(k->dev->gpu->event_record(p->begun, k->stream, err));
         return launch_far(k, p, t, a.from, a.to, err);
-    FL_TRY(clear_sums(k, p, k->stream, err));
+    }
+    FL_TRY(clear_sums(k, p, k->stream,
+                      err)); /* the device has come to this process, if it was at another */
+    FL_TRY(k->dev->gpu->event_record(p->begun, k->stream, err));
     return launch_kernel(k, p, k->stream, &a, err);
 }
 

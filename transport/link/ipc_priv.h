@@ -39,7 +39,7 @@ struct ipc_pull {
     struct ipc *k;
     struct link_op *op;
     struct ipc_view *view;
-    struct gpu_event *begun, *moved, *ended;
+    struct gpu_event *begun, *moved, *rest, *ended;
     uint64_t sums;       /* on the device */
     uint64_t (*back)[2]; /* pinned; a pair a segment, as far as room goes */
     size_t room;
@@ -51,7 +51,7 @@ struct ipc_table {
     uint64_t key[2], used;
     struct dev_table t;
     struct dev_stretch *far; /* copied so from another device, and t digests; NULL: t moves */
-    size_t n_far;
+    size_t n_far, far_cut, t_cut; /* cut: so many of them, and of t's pieces, come before the end */
 };
 enum ipc_state { IPC_OPENING, IPC_OPEN, IPC_BROKEN };
 struct ipc {
