@@ -225,6 +225,9 @@ enum fl_status furlong_weights_coming(const struct furlong_weights *w, size_t i,
 void *furlong_weights_data(const struct furlong_weights *w, size_t i);
 const void *furlong_weights_last(const struct furlong_weights *w, size_t i);
 uint64_t furlong_weights_version(const struct furlong_weights *w, uint64_t digest[2]);
+/* Engine: why it serves nothing, for the answer to whoever asks it ("weights incomplete: version 7, 4 of 10
+ * buckets; ..."); "" while it serves. Cut to room. Asks the library's own thread: not for every call. */
+void furlong_weights_why(const struct furlong_weights *w, char *text, size_t room);
 void furlong_weights_drop(struct furlong_weights *w); /* leaves the plane; waits until the links are quiet */
 
 /* ---- memory that can go and come back --------------------------------------------------------*/

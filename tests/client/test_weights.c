@@ -193,6 +193,41 @@ static struct furlong_report update_by(struct plane *p, uint64_t version, const 
 
 /* The trainer's tensors stay the trainer's: wherever they lie, the same bytes arrive in every mode.
  */
+static void says(struct plane *p, const char *what)
+{
+    struct furlong_answer a = { 0 };
+    struct fl_err err;
+    char text[257] = "";
+
+    t_ok(furlong_ask(furlong_group_peer(p->engines, 0), 0, "why", NULL, 10000, &a, &err), &err);
+    memcpy(text, a.body, a.body_bytes);
+    furlong_answer_free(&a);
+    if (what)
+        t_has(text, what);
+    else
+        t_str_eq(text, "");
+}
+
+/* The trainer writes where the engine has read: until it is whole the engine says so to whoever
+ * asks. */
+static void p84_an_engine_says_why_it_serves_nothing(void **state)
+{
+    struct plane p = plane_make(1, 1, "SLOTS=1", "SLOTS=1");
+
+    (void)state;
+    says(&p, "no version of the weights \"policy\" is here yet");
+    update(&p, 0, "share", 1);
+    serves(&p, 0, 0);
+    says(&p, NULL);
+    write_version(&p, 1);
+    says(&p, "weights incomplete: version 1 is being written");
+    t_str_eq(look(&p, 0).verdict, "none");
+    update(&p, 1, "share", 1);
+    serves(&p, 0, 1);
+    says(&p, NULL);
+    plane_end(&p);
+}
+
 static void tensors_are_given_where_they_lie(void **state)
 {
     static const char *const lies[] = { "LIES=arena", "LIES=plain", "LIES=pool" };
@@ -581,6 +616,7 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mode_brings_the_bytes),
+        cmocka_unit_test(p84_an_engine_says_why_it_serves_nothing),
         cmocka_unit_test(tensors_are_given_where_they_lie),
         cmocka_unit_test(what_cannot_be_shown_goes_through_the_host),
         cmocka_unit_test(p76_no_room_for_a_second_slot),

@@ -125,7 +125,8 @@ static bool lies(struct furlong_tensor *t)
     return how != NULL;
 }
 
-static int trainer_serve(struct furlong *f, struct furlong_weights *w, const struct furlong_tensor *t)
+static int trainer_serve(struct furlong *f, struct furlong_weights *w,
+                         const struct furlong_tensor *t)
 {
     struct furlong_event ev = { 0 };
     struct fl_err err = { 0 };
@@ -254,6 +255,11 @@ static int engine_serve(struct furlong *f, struct furlong_weights *w)
             die_if_due(ev.version);
             if (furlong_weights_commit(w, ev.call, &err) != FL_OK)
                 return complain("commit", &err);
+        } else if (ev.what == FURLONG_CALL && strcmp(ev.method, "why") == 0) {
+            char why[256];
+
+            furlong_weights_why(w, why, sizeof(why));
+            furlong_reply(ev.call, why, strlen(why));
         } else if (ev.what == FURLONG_CALL) {
             answer_check(ev.call, strcmp(ev.method, "check_fds") == 0, w, paused, pauses);
         } else {

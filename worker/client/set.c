@@ -217,6 +217,33 @@ uint64_t furlong_weights_version(const struct furlong_weights *w, uint64_t diges
     return v.number;
 }
 
+struct asking {
+    struct client_sync sync;
+    const struct furlong_weights *w;
+    char *text;
+    size_t room;
+};
+
+static void why_begin(struct client_sync *s)
+{
+    struct asking *a = container_of(s, struct asking, sync);
+
+    if (a->w->sink)
+        xfer_sink_says(a->w->sink, a->text, a->room);
+    client_sync_end(s, FL_OK, NULL);
+}
+
+void furlong_weights_why(const struct furlong_weights *w, char *text, size_t room)
+{
+    struct asking a = { .w = w, .text = text, .room = room };
+
+    if (!room)
+        return;
+    text[0] = '\0';
+    if (client_here(w->f, NULL) == FL_OK)
+        client_sync_run(w->f->loop, &a.sync, why_begin, NULL);
+}
+
 struct dropping {
     struct client_sync sync;
     struct furlong_weights *w;

@@ -28,11 +28,15 @@ static enum fl_status version_check(const struct rollout *r, const struct fl_jso
                                     struct fl_err *err)
 {
     uint64_t have = furlong_weights_version(r->weights, NULL);
-    char text[32] = "none";
+    char text[200] = "none", why[160] = "";
     int64_t want = 0;
 
     if (have != FURLONG_NO_VERSION)
         snprintf(text, sizeof(text), "%" PRIu64, have);
+    else if (fl_json_has(at, "version") || fl_json_has(at, "version_at_least"))
+        furlong_weights_why(r->weights, why, sizeof(why));
+    if (why[0])
+        snprintf(text, sizeof(text), "none: %s", why);
     if (fl_json_has(at, "version")) {
         FL_TRY(fl_json_int(at, "version", 0, INT64_MAX, &want, err));
         if (have != (uint64_t)want)
