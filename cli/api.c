@@ -133,13 +133,27 @@ enum fl_status cli_token_keep(const char *token, struct fl_err *err)
 
 enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err)
 {
+    const char *path = getenv("RAY_AUTH_TOKEN_PATH"), *home = getenv("HOME");
     uint8_t random[32];
-    char token[65];
+    char token[65], at[FL_PATH_MAX], *slash;
 
+    if (path && *path)
+        FL_TRY(fl_path(at, err, "%s", path));
+    else if (home && *home)
+        FL_TRY(fl_path(at, err, "%s/.ray/auth_token", home));
+    else
+        return fl_fail(err, FL_INVALID, "HOME is not set: say with RAY_AUTH_TOKEN_PATH where the token shall be");
+    slash = strrchr(at, '/');
+    if (slash && slash != at) {
+        *slash = 0;
+        FL_TRY(fl_mkdirs(at, err));
+        *slash = '/';
+    }
     FL_TRY(fl_random(random, sizeof(random), err));
     fl_hex(token, random, sizeof(random));
+    FL_TRY(fl_file_write(at, 0600, token, strlen(token), err));
     (void)fl_copy(out, cap, token);
-    return cli_token_keep(token, err);
+    return FL_OK;
 }
 
 enum fl_status cli_cluster_find(const char *address, struct cli_cluster *out, struct fl_err *err)

@@ -30,7 +30,8 @@ void cli_token(char *out, size_t cap);        /* the one that this user has, or 
 void cli_token_of_ray(char *out, size_t cap); /* RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token, or "" */
 
 enum fl_status cli_token_keep(const char *token, struct fl_err *err); /* in the file where it is looked for */
-enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err); /* a new one, kept */
+/* A new one, in the file that Ray's clients read: RAY_AUTH_TOKEN_PATH, else ~/.ray/auth_token; 0600. */
+enum fl_status cli_token_make(char *out, size_t cap, struct fl_err *err);
 
 /* Adds those of a JSON object, as RAY_JOB_HEADERS has it, at most CLI_HEADERS; an Authorization of the user's own takes the
  * token's place. text holds them for as long as c is used. FL_INVALID: no JSON object, or longer than cap. */

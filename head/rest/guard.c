@@ -134,8 +134,8 @@ void rest_authenticate(void *head, struct http_req *req)
     } else {
         http_reply_header(req, "Set-Cookie",
                           "ray-authentication-token=%s; HttpOnly; Max-Age=2592000; Path=/; "
-                          "SameSite=Strict",
-                          bearer_of(header));
+                          "SameSite=Strict%s",
+                          bearer_of(header), http_req_is_tls(req) ? "; Secure" : "");
         http_reply_json(
             req, 200,
             json_pack("{s:s,s:s}", "status", "authenticated", "message", "Token is valid"));
