@@ -328,6 +328,7 @@ enum fl_status head_create(struct fl_loop *l, const struct head_config *cfg, str
     FL_TRY(fl_path(h->logs_dir, err, "%s/logs", h->state_dir));
     FL_TRY(fl_mkdirs(h->logs_dir, err));
     h->stop_term_ms = 1000 * setting("RAY_JOB_STOP_WAIT_TIME_S", 86400, HEAD_STOP_TERM_MS / 1000);
+    h->late_ms = setting("FURLONG_LATE_MS", 86400000, HEAD_LATE_MS);
     h->job_start_s = setting("RAY_JOB_START_TIMEOUT_SECONDS", 86400 * 365, HEAD_JOB_START_S);
     FL_TRY(packages_create(h, &h->packages, err));
     FL_TRY(open_journal(h, err));

@@ -606,6 +606,63 @@ static void settle(struct head *h, struct seat *s, uint64_t now_ns)
     }
 }
 
+static void add_missing(const struct seat *s, struct fl_str *out)
+{
+    struct node *n = seat_node(s);
+    const Fl__LayoutRank *rank = seat_rank(s);
+
+    fl_str_add(out, "%s%u on %s (%s", out->len ? ", " : "", s->rec->rank, n ? n->rec->name : "no node yet", n ? n->rec->address : "-");
+    if (rank && rank->has_base_port)
+        fl_str_add(out, ":%u", rank->base_port);
+    fl_str_add(out, ", %s)", s->started ? "has not joined" : "is not started");
+}
+
+/* Whoever waits for a whole role learns who is missing long before the deadline does. */
+static void tell_late(struct head *h, struct group *g, struct role *r)
+{
+    char list[400] = "";
+    struct fl_str missing = FL_STR_ON(list);
+    unsigned joined = 0, shown = 0, left = 0;
+    struct seat *s, *tmp;
+
+    HASH_ITER (hh, h->seats, s, tmp) {
+        if (!s->rec->has_group || seat_group(s) != g || strcmp(s->rec->role, r->rec->launch->role) != 0)
+            continue;
+        if (s->joined || s->rec->state == FL__SEAT_STATE__SEAT_CLOSED)
+            joined += s->joined;
+        else if (shown++ < 4)
+            add_missing(s, &missing);
+        else
+            left++;
+    }
+    r->late_told = true;
+    if (shown)
+        joblog_note(g->job, "%u of %u of role %s have joined after %u s; missing: %s%s", joined, r->rec->world, r->rec->launch->role,
+                    h->late_ms / 1000, list, left ? ", and more" : "");
+}
+
+static void settle_roles(struct head *h, uint64_t now_ns)
+{
+    struct group *g, *tmp;
+    struct role *r;
+
+    HASH_ITER (hh, h->groups, g, tmp)
+        LL_FOREACH (g->roles, r) {
+            uint64_t due = r->since_ns + h->late_ms * 1000000ull;
+
+            if (r->late_told || r->rec->ended)
+                continue;
+            if (!r->since_ns) {
+                r->since_ns = now_ns;
+                head_wake_at(h, now_ns + h->late_ms * 1000000ull);
+            } else if (now_ns >= due) {
+                tell_late(h, g, r);
+            } else {
+                head_wake_at(h, due);
+            }
+        }
+}
+
 void seats_settle(struct head *h)
 {
     uint64_t now = fl_loop_now_ns(h->loop);
@@ -613,6 +670,7 @@ void seats_settle(struct head *h)
 
     HASH_ITER (hh, h->seats, s, tmp)
         settle(h, s, now);
+    settle_roles(h, now);
 }
 
 /* ---- who is where ---- */

@@ -32,6 +32,7 @@ enum {
     HEAD_PLACE_MS = 5000,     /* for all daemons of a placement to prepare, or to commit     */
     HEAD_RETRY_MS = 1000,     /* what could not be sent is looked at again                   */
     HEAD_STOP_TERM_MS = 3000, /* SIGTERM, then SIGKILL: as Ray's; RAY_JOB_STOP_WAIT_TIME_S   */
+    HEAD_LATE_MS = 30000,     /* a role not whole after so long: who is missing is said; FURLONG_LATE_MS */
     HEAD_JOB_START_S = 900,   /* PENDING for so long: failed; RAY_JOB_START_TIMEOUT_SECONDS  */
     HEAD_END_MS = 15000,      /* for jobs to end, and for daemons to leave, at a shutdown    */
     HEAD_TOLD_MS = 5000, /* until_idle: how long a follower may be silent before it reads the end */
@@ -113,6 +114,8 @@ struct lease {
 struct role {
     struct role *next;
     Fl__RoleRec *rec;
+    uint64_t since_ns; /* its first process was promised; 0: none yet */
+    bool late_told;    /* who has not joined was said */
 };
 struct ask { /* a GROUP_PLACE that waits for its answer */
     struct ask *prev, *next;
@@ -250,7 +253,7 @@ struct head {
     uint64_t end_due_ns;
     bool end_told, ended;
     char end_why[128];
-    uint32_t stop_term_ms, job_start_s;
+    uint32_t stop_term_ms, job_start_s, late_ms;
     char ray_token[257], ray_version[32], ray_commit[64], session[80];
     struct packages *packages;
     unsigned requests; /* HTTP requests that wait */

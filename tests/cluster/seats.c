@@ -7,7 +7,7 @@
  * The driver prints the layout, then one JSON line a member (what the process itself sees), then
  * "up", and waits until somebody has opened the FIFO. A worker opens each device of its seat and
  * takes $SEATS_BYTES of it; with $SEATS_LIE=I rank 0 takes the machine's device I instead, whatever
- * it was given. */
+ * it was given; rank $SEATS_MUTE never joins. */
 #include <fcntl.h>
 #include <furlong/driver.h>
 #include <jansson.h>
@@ -80,6 +80,10 @@ static int hold(void)
     struct fl_err err;
     void *p;
 
+    const char *mute = getenv("SEATS_MUTE"), *rank = getenv("FURLONG_RANK");
+
+    if (mute && rank && strcmp(mute, rank) == 0)
+        pause(); /* until it is ended */
     if (furlong_join(FURLONG_ABI, &f, &err) != FL_OK)
         return failed("join", &err);
     const struct furlong_seat *s = furlong_seat(f);
