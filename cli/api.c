@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "cli/daemons.h"
 #include "common/base/file.h"
@@ -261,6 +262,31 @@ static enum fl_status explain(const struct cli_cluster *c, const char *path,
     return st;
 }
 
+/* Once a command: which release speaks to which, and where each of them lies, before anybody wonders. */
+static void note_release(const struct cli_cluster *c, const struct http_answer *a)
+{
+    enum { ASK_MS = 5000 };
+    static bool said;
+    char theirs[64], own[4096] = "?";
+    const char *version = http_answer_header(a, HTTP_PRODUCT_HEADER, theirs, sizeof(theirs));
+    struct http_answer more = { 0 };
+    json_t *o = NULL;
+
+    if (said || !version || strcmp(version, FURLONG_VERSION) == 0)
+        return;
+    said = true;
+    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+
+    own[n > 0 ? n : 1] = '\0';
+    if (cli_ask(c, "GET", "/api/furlong/version", NULL, ASK_MS, &more, NULL) == FL_OK) {
+        o = json_loadb(more.body, more.body_len, JSON_REJECT_DUPLICATES, NULL);
+        http_answer_fini(&more);
+    }
+    fprintf(stderr, "furlong: note: this is release %s (%s), the head at %s is %s (%s)\n", FURLONG_VERSION, own, c->url, version,
+            *cli_text(o, "program") ? cli_text(o, "program") : "where is not said");
+    json_decref(o);
+}
+
 enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const char *path,
                        const json_t *body, uint32_t timeout_ms, struct http_answer *out,
                        struct fl_err *err)
@@ -296,6 +322,8 @@ enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const ch
     if (st != FL_OK && err && err->origin == FL_FROM_CURL && err->native == NO_HTTP)
         return fl_fail(err, FL_INVALID, "%s is the port that worker daemons join, not the one for commands and jobs: that is the head's "
                        "HTTP port, 8265 by default", c->url);
+    if (st == FL_OK)
+        note_release(c, out);
     return st == FL_OK ? FL_OK : fl_wrap(err, st, "head at %s", c->url);
 }
 

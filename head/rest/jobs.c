@@ -1,4 +1,5 @@
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "head/packages.h"
 #include "head/rest/form.h"
@@ -16,8 +17,12 @@ void rest_version(void *head, struct http_req *req)
 
 void rest_own_version(void *head, struct http_req *req)
 {
+    char program[4096] = "";
+    ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 1);
+
     (void)head;
-    http_reply_json(req, 200, json_pack("{s:s}", "furlong_version", FURLONG_VERSION));
+    program[n > 0 ? n : 0] = 0;
+    http_reply_json(req, 200, json_pack("{s:s,s:s}", "furlong_version", FURLONG_VERSION, "program", program));
 }
 
 static void refuse(struct http_req *req, const struct fl_err *err, bool bad_type)

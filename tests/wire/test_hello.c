@@ -110,7 +110,7 @@ static const struct hello_row {
     { "key of another seat", set_other_seat, FL_DENIED, "another key" },
     { "no such job", set_no_job, FL_DENIED, "no job of worker attempt 3 runs here" },
     { "refused after the proof", set_fenced, FL_STALE, "attempt 3 was replaced" },
-    { "another major", set_major, FL_UNSUPPORTED, "version 2.5 of the protocol and this side 1.0" },
+    { "another major", set_major, FL_UNSUPPORTED, "version 2.5 of the protocol and this side (" FURLONG_VERSION ") 1.0" },
     { "server of another major", set_far_major, FL_UNSUPPORTED, "version 7.0" },
     { "a later minor", set_minor, FL_OK, "" },
     { "the wanted one", set_want, FL_OK, "" },

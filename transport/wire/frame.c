@@ -195,11 +195,15 @@ enum fl_status wire_hello_read(const void *body, size_t len, struct wire_hello *
 
     if (len < 8 || get32(p) != HELLO_MAGIC)
         return fl_fail(err, FL_CORRUPT, "HELLO of %zu bytes does not begin as one", len);
-    if (get16(p + 4) != WIRE_MAJOR)
+    if (get16(p + 4) != WIRE_MAJOR) {
+        bool said = len >= WIRE_HELLO_BYTES && text_ok(p + 144, 16) && text_ok(p + 160, 48);
+
         return fl_fail(err, FL_UNSUPPORTED,
-                       "the peer speaks version %u.%u of the protocol and this side %d.%d: "
-                       "use the same release on both",
-                       get16(p + 4), get16(p + 6), WIRE_MAJOR, WIRE_MINOR);
+                       "the peer (%.16s %.48s) speaks version %u.%u of the protocol and this side (%s) "
+                       "%d.%d: use the same release on both",
+                       said ? (const char *)p + 144 : "", said ? (const char *)p + 160 : "of another release",
+                       get16(p + 4), get16(p + 6), FURLONG_VERSION, WIRE_MAJOR, WIRE_MINOR);
+    }
     if (len < WIRE_HELLO_BYTES)
         return fl_fail(err, FL_CORRUPT, "HELLO of %zu bytes, at least %d are needed", len,
                        WIRE_HELLO_BYTES);

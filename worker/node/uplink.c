@@ -63,7 +63,7 @@ struct uplink {
     struct fl_addr found;
     struct fl_err look_err;
     bool looking, dead; /* dead: destroyed while the pool still looks */
-    char head[256];
+    char head[256], build[48]; /* build: of a head that is of another release than this daemon */
 };
 
 static void connect_now(struct uplink *u);
@@ -408,6 +408,20 @@ static bool take_term(struct uplink *u, const struct fl_term *term)
     return true;
 }
 
+/* The protocol decides who may join; which release it is of is said, once a head. */
+static void note_release(struct uplink *u, const struct wire_hello *peer)
+{
+    const struct node *n = u->node;
+
+    if (!peer->build[0] || strcmp(peer->build, FURLONG_VERSION) == 0 || strcmp(peer->build, u->build) == 0)
+        return;
+    (void)FL_COPY(u->build, peer->build);
+    fl_info("head is of another release head=%s own=%s", peer->build, FURLONG_VERSION);
+    json_array_append_new(n->cfg.notes, json_sprintf("versions: the head at %s is of release %s and this daemon of %s; both speak "
+                                                     "protocol %u, so it joins",
+                                                     n->cfg.address, peer->build, FURLONG_VERSION, peer->major));
+}
+
 static void on_opened(void *service, const struct wire_hello *peer)
 {
     struct uplink *u = ((struct node *)service)->up;
@@ -415,6 +429,7 @@ static void on_opened(void *service, const struct wire_hello *peer)
 
     if (u->state != UP_CONNECTING || !take_term(u, &peer->term))
         return;
+    note_release(u, peer);
     u->state = UP_JOINING;
     if (send_join(u, &err) != FL_OK)
         come_back(u, &err);
