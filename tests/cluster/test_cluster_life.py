@@ -5,6 +5,7 @@ import subprocess
 
 import harness
 from harness import BIN, alive, hosts, place, wait_for
+from seats import Seats
 
 
 def under(p, *words):
@@ -87,6 +88,66 @@ def p103_a_way_that_is_open_on_one_side():
             rule("-D")
             wait_for("the end of its work", lambda: not alive(pid), 60)
             wait_for("n2 back", lambda: state(head, "n2") == "READY", 60)
+
+
+def other_release(p):
+    """The programs as of another release: all that differs is the word for it."""
+    d = f"{p.root}/other"
+    os.makedirs(d)
+    own = subprocess.run([f"{BIN}/furlong", "--version"], capture_output=True, text=True).stdout.split()[-1]
+    other = own[:-1] + ("9" if own[-1] != "9" else "8")
+    for name in os.listdir(BIN):
+        if name.startswith("furlong") and os.path.isfile(f"{BIN}/{name}"):
+            with open(f"{BIN}/{name}", "rb") as f:
+                code = f.read()
+            with open(f"{d}/{name}", "wb") as f:
+                f.write(code.replace(own.encode() + b"\0", other.encode() + b"\0"))
+            os.chmod(f"{d}/{name}", 0o755)
+    return d, own, other
+
+
+def p108_another_release_of_the_same_protocol():
+    with place() as p:
+        d, own, other = other_release(p)
+        p.start_head("--num-gpus=0")
+        address = p.info("h")[0]["address"]
+        r = p.furlong("start", f"--address={address}", "--node-name=n2", "--num-gpus=1", f"--state-dir={p.root}/n2",
+                      env={"FURLONG_BIN_DIR": d})
+        note = f"note: versions: the head at {address} is of release {own} and this daemon of {other}; both speak protocol 1, so it joins"
+        assert r.code == 0 and note in r.err, r
+        assert {n["name"]: n["state"] for n in p.furlong("list", "nodes", "--json").json()}["n2"] == "READY"
+        assert p.furlong("job", "submit", "--entrypoint-num-gpus=1", "--", "echo", "ran", check=0).out.count("ran") == 1
+
+
+def p109_two_installs():
+    """A client of another release says so, with both places, and does what it was asked; doctor names the other one on PATH."""
+    with place() as p:
+        d, own, other = other_release(p)
+        p.start_head("--num-gpus=0")
+        q = harness.Place(p.root)
+        q.env, q.children = p.env, p.children
+        q.argv = lambda args: [f"{d}/{args[0]}", *args[1:]]
+        r = q.furlong("status", "--json")
+        wanted = f"furlong: note: this is release {other} ({d}/furlong), the head at "
+        assert r.code == 0 and r.json()["state"] == "READY" and r.err.startswith(wanted) and f"is {own} ({os.path.realpath(BIN)}/furlong-head)" in r.err, r
+        assert "note" not in p.furlong("status", check=0).err
+        found = [x for x in p.furlong("doctor", "--json", "--no-devices", env={"PATH": f"{d}:{p.env['PATH']}"}).json() if x["check"] == "programs"]
+        assert len(found) == 1 and f"{d}/furlong" in found[0]["text"] and os.path.realpath(BIN) in found[0]["text"], found
+
+
+def p123_a_variable_that_the_engine_renamed():
+    """Whether an engine knows a variable cannot be asked; what each process was given is on record, to the letter."""
+    with place() as p:
+        p.start_head("--num-gpus=2")
+        s = Seats(p, "--actor-num-nodes=1", "--actor-num-gpus-per-node=1", "--rollout-num-gpus=1",
+                  submit=['--runtime-env-json={"env_vars": {"SGLANG_ENABLE_OLD_NAME": "0", "EMPTY": ""}}'])
+        s.up()
+        record = p.http("/api/furlong/jobs/seats/env")
+        seen = {(x["role"], x["rank"]): x["env"] for x in record["workers"]}
+        for who in (("trainer", 0), ("rollout", 0)):
+            assert seen[who]["SGLANG_ENABLE_OLD_NAME"] == "0" and seen[who]["EMPTY"] == "", seen[who]
+            assert seen[who]["CUDA_VISIBLE_DEVICES"] == str(who[0] == "rollout" and 1 or 0), seen[who]
+        s.end()
 
 
 if __name__ == "__main__":

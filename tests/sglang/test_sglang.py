@@ -209,6 +209,19 @@ def test_every_place_that_can_fail():
             assert os.listdir(f"{p.root}/faults"), "the place was not met"
 
 
+def p126_connections_that_are_lost():
+    """Two of four requests are answered by a reset: a request is made once more, then by another call, and the step says how often."""
+    with place() as p:
+        r = run(p, server=["--fault=reset:4"], flags=["--max-restarts=0", "--num-rollout=5"])
+        said = r.go()
+        steps = r.steps()
+        assert [s["step"] for s in steps] == [0, 1, 2, 3, 4] and paths(p).count("/server_info") == 1, (steps, str(said))
+        again = [w for s in steps for w in (s.get("unclean_why") or {}).values() if "asked again" in w]
+        assert again, (steps, log(p, r))
+        assert all(s["train_rollout_logprob_abs_diff"] < 1e-4 for s in steps), steps
+        assert p.left_behind() == []
+
+
 def test_it_does_not_come_back():
     rows = {  # fault: what the command says, flags of the adapter
         "die-at-start": ("exit code 1", []),
