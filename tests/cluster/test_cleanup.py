@@ -202,7 +202,7 @@ def shared_machine():
         if probe.returncode:
             raise harness.Skip(f"{BIN} cannot be entered by other users")
         places += [users_place(root, uid, str(keep.pid)) for uid in USERS]
-        yield places, f"/proc/{keep.pid}/root/tmp"
+        yield places, os.path.join("/proc", str(keep.pid), "root", "tmp")
     finally:
         for pid in [pid for uid in USERS for pid in of_user(uid)]:
             with contextlib.suppress(ProcessLookupError):

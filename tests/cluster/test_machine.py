@@ -41,7 +41,7 @@ def p106_p107_little_shared_memory():
         p.furlong("train", "--num-rollout=2", "--rollout-batch-size=4", check=0)  # ours need none of it
         with open(f"/proc/{p.info('n')[0]['pid']}/mountinfo", encoding="ascii") as f:
             assert " /dev/shm " in f.read()
-        used = os.statvfs(f"/proc/{p.info('n')[0]['pid']}/root/dev/shm")
+        used = os.statvfs(os.path.join("/proc", str(p.info("n")[0]["pid"]), "root", "dev", "shm"))
         assert used.f_blocks == used.f_bfree, "and nothing of it is set aside"
         r = small.furlong("doctor", "--json")
         assert [(x["state"], x["remedy"] != "") for x in r.json() if x["check"] == "shm"] == [("warn", True)], r
