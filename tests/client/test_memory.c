@@ -205,6 +205,57 @@ static void slots_name_their_device(void **state)
     furlong_torch_free(t[1].data, 64, 1, NULL);
 }
 
+/* Each thing that can fail on the way to a slot, or to tensors that are given where they lie, fails
+ * once: nothing is left of it. */
+static void slots_fail_without_a_trace(void **state)
+{
+    struct furlong f = { .abi = FURLONG_ABI };
+    struct furlong_weights_opts o = { .device = devices[0].uuid };
+    struct furlong_tensor t = { .name = "a", .dtype = FL_U8, .ndim = 1, .shape = { 64 } };
+    struct slots_home h = { 0 };
+    struct slots_lent lent = { 0 };
+    struct link_mem m = { 0 };
+    uint64_t bytes = 64;
+    int fds;
+
+    (void)state;
+    t_ok(slots_home_find(&f, NULL, 0, &o, &h, &err), &err);
+    h.set = "sweep";
+    for (unsigned offered = 0; offered < 2; offered++) {
+        enum fl_status st = FL_EXHAUSTED;
+
+        h.offered = offered;
+        fds = t_open_fds();
+        for (unsigned nth = 1; st != FL_OK; nth++) {
+            t_true(nth < 50, "%s", err.text);
+            fl_fault_arm(nth);
+            st = slots_alloc(&h, 3 * MIB, &m, &err);
+            fl_fault_disarm();
+            t_true(st == FL_OK || (t_open_fds() == fds && device_bytes(0) == 0), "nth=%u: %s", nth,
+                   err.text);
+        }
+        slots_leave(&m);
+        t_ok(slots_return(&m, &err), &err);
+        slots_free(&m);
+        t_int_eq(t_open_fds(), fds);
+        t_int_eq(device_bytes(0), 0);
+    }
+    t.data = furlong_torch_alloc_weights(64, 0, NULL);
+    t_ok(slots_lend(&h, &t, &bytes, 1, &lent, &err), &err); /* the devices were looked at */
+    slots_lent_fini(&lent);
+    fds = t_open_fds();
+    for (unsigned nth = 1, failed = 1; failed; nth++) {
+        fl_fault_arm(nth);
+        failed = slots_lend(&h, &t, &bytes, 1, &lent, &err) != FL_OK;
+        fl_fault_disarm();
+        t_true(nth < 50 && (!failed || t_open_fds() == fds), "nth=%u: %s", nth, err.text);
+    }
+    t_int_eq(lent.n, 1);
+    slots_lent_fini(&lent);
+    furlong_torch_free(t.data, 64, 0, NULL);
+    t_int_eq(device_bytes(0), 0);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -214,6 +265,7 @@ int main(void)
         cmocka_unit_test(a_device_that_is_not_there_is_said),
         cmocka_unit_test(options_of_an_older_program),
         cmocka_unit_test(slots_name_their_device),
+        cmocka_unit_test(slots_fail_without_a_trace),
     };
 
     const struct gpu_ops *gpu;

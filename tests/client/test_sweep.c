@@ -1,5 +1,6 @@
-/* Each fault point that an ordinary join, ask, set of weights or update meets fails once: the call says so or goes on,
- * comes back in its time, and leaves nothing behind. The daemon and head of the test are spared. */
+/* Each fault point that an ordinary join, ask, set of weights or update meets fails once: the call
+ * says so or goes on, comes back in its time, and leaves nothing behind. The daemon and head of the
+ * test are spared. */
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -13,7 +14,8 @@
 
 enum { NTH_MAX = 2000, LATE_MS = 15000 * T_SLOWDOWN };
 
-/* One that ends while its peer still has a descriptor of the same stream: that one goes a moment later. */
+/* One that ends while its peer still has a descriptor of the same stream: that one goes a moment
+ * later. */
 static void descriptors_are(int before, unsigned nth)
 {
     uint64_t end = fl_clock_boot_ns() + 5000 * 1000000ull;
@@ -37,7 +39,8 @@ static void in_time(uint64_t began_ns, unsigned nth)
 
 static void has_words(enum fl_status st, const struct fl_err *err, unsigned nth)
 {
-    t_true(st == FL_OK || (err->status == st && err->text[0]), "nth=%u: %s without a word", nth, fl_status_name(st));
+    t_true(st == FL_OK || (err->status == st && err->text[0]), "nth=%u: %s without a word", nth,
+           fl_status_name(st));
 }
 
 /* ---- join ------------------------------------------------------------------------------------ */
@@ -79,7 +82,8 @@ static enum fl_status ask(struct furlong_peer *p, uint32_t budget_ms, struct fl_
     enum fl_status st = furlong_ask(p, 0, "echo", &d, budget_ms, &a, err);
 
     if (st == FL_OK)
-        t_true(a.body_bytes == 2 && a.blob_bytes == sizeof(blob) && memcmp(a.blob, blob, sizeof(blob)) == 0);
+        t_true(a.body_bytes == 2 && a.blob_bytes == sizeof(blob) &&
+               memcmp(a.blob, blob, sizeof(blob)) == 0);
     furlong_answer_free(&a);
     return st;
 }
@@ -105,7 +109,8 @@ static void every_place_of_an_ask(void **state)
         met = fl_fault_disarm();
         has_words(st, &err, nth);
         failed += st != FL_OK;
-        t_ok(ask(peer, 20000, &err), &err); /* what was tried twice by itself works, what failed works now */
+        t_ok(ask(peer, 20000, &err),
+             &err); /* what was tried twice by itself works, what failed works now */
         in_time(began_ns, nth);
         furlong_leave(me);
         server_end(engine);
@@ -115,10 +120,13 @@ static void every_place_of_an_ask(void **state)
     t_true(nth > 10 && failed > 3, "%u places, %u of them end an ask", nth, failed);
 }
 
-/* ---- a set of weights, without anybody else ---------------------------------------------------- */
+/* ---- a set of weights, without anybody else ----------------------------------------------------
+ */
 static enum fl_status offer_and_accept(struct furlong *f, struct fl_err *err)
 {
-    static const struct furlong_tensor t = { .name = "w", .dtype = FL_F32, .ndim = 1, .shape = { 4096 } };
+    static const struct furlong_tensor t = {
+        .name = "w", .dtype = FL_F32, .ndim = 1, .shape = { 4096 }
+    };
     struct furlong_weights *w = NULL;
     enum fl_status st = furlong_weights_offer(f, "mine", &t, 1, NULL, &w, err);
 
@@ -163,7 +171,8 @@ static void every_place_of_a_set(void **state)
     fake_destroy(fake);
 }
 
-/* ---- an update -------------------------------------------------------------------------------- */
+/* ---- an update --------------------------------------------------------------------------------
+ */
 struct player {
     struct furlong *f;
     pthread_t thread;
@@ -179,7 +188,8 @@ static void *play(void *arg)
     return NULL;
 }
 
-static void player_start(struct player *p, struct fake *fake, const char *role, int (*run)(struct furlong *f))
+static void player_start(struct player *p, struct fake *fake, const char *role,
+                         int (*run)(struct furlong *f))
 {
     *p = (struct player){ .f = fake_joined(fake, role, 0, 1), .run = run };
     t_true(pthread_create(&p->thread, NULL, play, p) == 0);
@@ -198,11 +208,14 @@ static struct furlong_group *group(struct furlong *me, struct furlong_layout *y,
     struct furlong_group *g = NULL;
     struct fl_err err;
 
-    t_ok(furlong_launch(me, y, role, argv, env, &(struct furlong_launch_opts){ .start_ms = 20000 }, &g, &err), &err);
+    t_ok(furlong_launch(me, y, role, argv, env, &(struct furlong_launch_opts){ .start_ms = 20000 },
+                        &g, &err),
+         &err);
     return g;
 }
 
-static enum fl_status update(struct furlong_group *from, struct furlong_group *to, uint32_t budget_ms, struct fl_err *err)
+static enum fl_status update(struct furlong_group *from, struct furlong_group *to,
+                             uint32_t budget_ms, struct fl_err *err)
 {
     struct furlong_update how = { .set = "policy", .mode = "copy", .budget_ms = budget_ms };
 
@@ -225,7 +238,9 @@ static void every_place_of_an_update(void **state)
 
         player_start(&trainer, fake, "trainer", run_trainer);
         player_start(&engine, fake, "rollout", run_engine);
-        t_ok(furlong_place(me, (struct furlong_flag[]){ { "trainer", "1" }, { "rollout", "1" } }, 2, &y, &err), &err);
+        t_ok(furlong_place(me, (struct furlong_flag[]){ { "trainer", "1" }, { "rollout", "1" } }, 2,
+                           &y, &err),
+             &err);
         struct furlong_group *from = group(me, y, "trainer"), *to = group(me, y, "rollout");
 
         uint64_t began_ns = fl_clock_boot_ns();
@@ -235,7 +250,8 @@ static void every_place_of_an_update(void **state)
         has_words(st, &err, nth);
         failed += st != FL_OK;
         st = update(from, to, 3000, &err);
-        t_true(st == FL_OK || engine.rc || trainer.rc, "nth=%u: the update after it: %s", nth, err.text);
+        t_true(st == FL_OK || engine.rc || trainer.rc, "nth=%u: the update after it: %s", nth,
+               err.text);
         in_time(began_ns, nth);
         furlong_group_end(to);
         furlong_group_end(from);

@@ -253,6 +253,33 @@ static void tensors_are_given_where_they_lie(void **state)
     }
 }
 
+/* An engine that dies with a half of the staging buffer in hand holds up nobody. */
+static void who_dies_with_a_staged_bucket_is_filled(void **state)
+{
+    struct furlong_update how = {
+        .set = "policy", .mode = "copy", .budget_ms = 20000, .bucket_bytes = 64 << 10
+    };
+    struct furlong_report r = { 0 };
+    struct plane p;
+    struct fl_err err;
+
+    (void)state;
+    if (!getenv("ON_DEVICE"))
+        skip();
+    p = plane_make(1, 2, "LIES=pool", "FAULT_1=xfer.staged:3=kill");
+    t_ok(furlong_update(p.trainers, p.engines, &how, &r, &err), &err);
+    t_true(r.committed == 1 && r.move_ns < 4000000000ull, "%u committed after %llu ms", r.committed,
+           (unsigned long long)r.move_ns / 1000000);
+    serves(&p, 0, 0);
+    t_ok(furlong_group_wait(p.engines, 20000, &err), &err);
+    serves(&p, 1, 0);
+    write_version(&p, 1);
+    update_by(&p, 1, "copy", 64 << 10);
+    serves(&p, 0, 1);
+    serves(&p, 1, 1);
+    plane_end(&p);
+}
+
 /* Memory that a container shows to nobody: through the host, and said so. */
 static void what_cannot_be_shown_goes_through_the_host(void **state)
 {
@@ -618,6 +645,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(each_mode_brings_the_bytes),
         cmocka_unit_test(p84_an_engine_says_why_it_serves_nothing),
         cmocka_unit_test(tensors_are_given_where_they_lie),
+        cmocka_unit_test(who_dies_with_a_staged_bucket_is_filled),
         cmocka_unit_test(what_cannot_be_shown_goes_through_the_host),
         cmocka_unit_test(p76_no_room_for_a_second_slot),
         cmocka_unit_test(captured_graphs_read_where_they_did),

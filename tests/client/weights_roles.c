@@ -9,6 +9,7 @@
 
 #include <furlong/torch.h>
 
+#include "common/base/fault.h"
 #include "common/gpu/gpu.h"
 #include "tests/t.h"
 
@@ -280,6 +281,9 @@ int run_engine(struct furlong *f)
     struct fl_err err = { 0 };
     int rc;
 
+    if (getenv("FAULT_1") && furlong_seat(f)->rank == 1 && furlong_seat(f)->attempt == 1 &&
+        fl_fault_set(getenv("FAULT_1"), &err) != FL_OK)
+        return complain("fault", &err);
     load(furlong_seat(f));
     tensors(t, 0, 1, getenv("ODD"));
     if (getenv("KEEP") &&

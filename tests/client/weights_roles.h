@@ -5,6 +5,8 @@
  *
  * KEEP in the environment: the engine's weights are kept in host memory while they are out
  *
+ * FAULT_1=SPEC: a fault point of the first attempt of rank 1 alone
+ *
  * LIES=arena|plain|pool: the trainer gives its tensors where they lie: in the arena, in memory that has an IPC
  * handle, in memory that no other process can map
  *

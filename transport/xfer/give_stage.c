@@ -12,7 +12,7 @@
 #include "transport/link/dev.h"
 #include "transport/xfer/give_priv.h"
 
-enum { HELD_MS = 5000 };
+enum { HELD_MS = 2000 }; /* a bucket is read in a few milliseconds */
 
 bool give_stages(const struct give *g, uint32_t mem, const struct link_ops *ops)
 {

@@ -4,6 +4,7 @@
  * last one the halves are given back before it counts as in: others wait for them. */
 #include <stdlib.h>
 #include <string.h>
+#include "common/base/fault.h"
 #include "common/proto/methods.h"
 #include "transport/xfer/take_priv.h"
 
@@ -76,7 +77,9 @@ static void on_staged(struct call_op *op, enum fl_status st, const struct wire_m
     }
     if (st == FL_OK)
         r = fl__xfer_staged__unpack(NULL, reply->head.body_bytes, reply->body);
-    if (st != FL_OK)
+    if (FL_FAULT("xfer.staged"))
+        st = fl_fail(&err, FL_UNREACHABLE, "fault xfer.staged");
+    else if (st != FL_OK)
         err = *why;
     else if (!r || !r->has_half || !r->has_off || r->half >= STAGE_HALVES)
         st = fl_fail(&err, FL_CORRUPT, "an answer about a staged bucket that does not decode");
