@@ -14,7 +14,7 @@
 #include "cli/ray_pack.h"
 #include "common/base/str.h"
 
-enum { ASK_MS = 30000, POLL_MS = 1000, HEADER_BYTES = 4096, AWAY_MS = 600000 };
+enum { ASK_MS = 30000, POLL_MS = 1000, HEADER_BYTES = 4096, AWAY_MS = 600000, AGAIN_MS = 30000, AGAIN_STEP_MS = 200 };
 static const size_t LOG_MAX_BYTES = 2ull << 30; /* of `ray job logs`, as JSON */
 
 /* ==== what every command of `ray job` takes ======================================================== */
@@ -22,6 +22,7 @@ struct common {
     const char *address, *headers, *verify;
     struct cli_cluster cluster;
     char header_text[HEADER_BYTES];
+    bool followed; /* a job, until its end */
 };
 static const struct fl_opt common_opts[] = {
     { FL_OPT_TEXT, "address", .arg = "URL", .at = offsetof(struct common, address),
@@ -69,7 +70,14 @@ static int ask(struct common *m, const char *method, const char *path, const jso
     struct fl_err err = { 0 };
     int rc = -1;
 
-    if (cli_ask(&m->cluster, method, path, body, ASK_MS, &a, &err) != FL_OK)
+    enum fl_status st = cli_ask(&m->cluster, method, path, body, ASK_MS, &a, &err);
+
+    /* A port forward may go with the job that was followed through it, and come back: its end is asked for again. */
+    for (int waited = 0; st != FL_OK && m->followed && waited < AGAIN_MS; waited += AGAIN_STEP_MS) {
+        (void)usleep(AGAIN_STEP_MS * 1000);
+        st = cli_ask(&m->cluster, method, path, body, ASK_MS, &a, &err);
+    }
+    if (st != FL_OK)
         return ray_failed("ConnectionError", "Failed to connect to Ray at address: %s. (%s)", m->cluster.url, err.text);
     if (a.status == 401 || a.status == 403) {
         rc = ray_failed("ray.exceptions.AuthenticationError", "Authentication %s: %s",
@@ -147,6 +155,7 @@ static int follow(struct common *m, const char *job)
     struct fl_err err = { 0 };
     bool ours = false;
 
+    m->followed = true;
     (void)cli_is_ours(&m->cluster, &ours, NULL, &err); /* who does not answer now is waited for */
     err = (struct fl_err){ 0 };
     if (!ours)

@@ -10,7 +10,7 @@ class Cutter:
     def __init__(self, target, listen="127.0.0.1"):
         host, port = target.rsplit(":", 1)
         self.to, self.pairs, self.lock = (host.strip("[]"), int(port)), set(), threading.Lock()
-        self.away, self.cuts, self.on_down = False, 0, lambda data: None
+        self.away, self.cuts, self.refused, self.on_down = False, 0, 0, lambda data: None
         self.server = socket.create_server((listen, 0))
         self.url = f"http://{listen}:{self.server.getsockname()[1]}"
         threading.Thread(target=self.accept, daemon=True).start()
@@ -20,6 +20,7 @@ class Cutter:
             while True:
                 client, _ = self.server.accept()
                 if self.away:
+                    self.refused += 1
                     self.reset(client)
                     continue
                 try:

@@ -94,6 +94,7 @@ def p13_the_connection_goes_with_the_job():
             wait_for("the end of the job", lambda: jobs(p).get(name, {}).get("status") == "FAILED")
             relay.away = True
             relay.cut()
+            wait_for("attempts that fail", lambda: relay.refused > 2)
             relay.away = False
             out, err = c.communicate(timeout=30 * harness.SLOW)
             assert c.returncode == code and "line 1\n" in out and "fail" in out + err, (program, c.returncode, out, err)
