@@ -29,7 +29,7 @@ static const struct cli_verb verbs[] = {
     { "status",  "nodes, resources, jobs",                                      cli_status  },
     { "job",     "submit, list, follow and stop jobs",                          cli_job     },
     { "logs",    "the output of a job",                                         cli_logs    },
-    { "list",    "nodes, jobs, workers, groups or leases",                      cli_list    },
+    { "list",    "nodes, devices, jobs, workers, groups, leases or ports",                      cli_list    },
     { "doctor",  "what of this machine would make a run fail",          doctor      },
     { "explain", "why a placement came out as it did",                          cli_explain },
     { 0 },
