@@ -10,6 +10,31 @@ struct cli_table {
     char **cells; /* row after row; the first row is the heads */
 };
 
+enum { SHOWN = 72 }; /* of a cell that others stand behind; --json has all of it */
+
+/* Columns on the screen, not bytes: continuation bytes of UTF-8 take none. */
+static size_t width_of(const char *s)
+{
+    size_t n = 0;
+
+    for (; *s; s++)
+        n += ((unsigned char)*s & 0xc0) != 0x80;
+    return n;
+}
+
+static void shorten(char *c)
+{
+    size_t n = 0;
+
+    if (width_of(c) <= SHOWN)
+        return;
+    for (; n < SHOWN - 3; n++)
+        do
+            c++;
+        while (((unsigned char)*c & 0xc0) == 0x80);
+    strcpy(c, "..."); /* four columns at least are left */
+}
+
 static char *cell_copy(const char *text)
 {
     char *c = strndup(text ? text : "-", CLI_CELL_BYTES);
@@ -30,8 +55,12 @@ static void add(struct cli_table *t, const char *const *cells)
         if (!t->cells)
             abort();
     }
-    for (size_t i = 0; i < t->n; i++)
-        t->cells[t->rows * t->n + i] = cell_copy(cells[i]);
+    for (size_t i = 0; i < t->n; i++) {
+        char *c = t->cells[t->rows * t->n + i] = cell_copy(cells[i]);
+
+        if (i + 1 < t->n)
+            shorten(c);
+    }
     t->rows++;
 }
 
@@ -54,16 +83,6 @@ void cli_table_row(struct cli_table *t, const char *const *cells)
 size_t cli_table_rows(const struct cli_table *t)
 {
     return t->rows - 1;
-}
-
-/* Columns on the screen, not bytes: continuation bytes of UTF-8 take none. */
-static size_t width_of(const char *s)
-{
-    size_t n = 0;
-
-    for (; *s; s++)
-        n += ((unsigned char)*s & 0xc0) != 0x80;
-    return n;
 }
 
 static bool numeric(const char *s)

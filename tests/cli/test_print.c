@@ -24,6 +24,28 @@ static void test_columns_line_up(void **state)
     cli_table_destroy(t);
 }
 
+/* A command line of a page does not push the columns behind it off the screen; the last column is whole. */
+static void test_a_long_cell_is_shortened(void **state)
+{
+    struct cli_table *t = cli_table_create((const char *const[]){ "command", "why" }, 2);
+    char longer[200] = "", *text;
+    size_t len;
+    FILE *to = open_memstream(&text, &len);
+
+    (void)state;
+    for (int i = 0; i < 40; i++)
+        strcat(longer, "\u00fcx");
+    cli_table_row(t, (const char *const[]){ longer, longer });
+    cli_table_print(t, to);
+    fclose(to);
+    const char *row = strchr(text, '\n') + 1;
+
+    t_true(strncmp(row, longer, 104) == 0 && strncmp(row + 104, "...  ", 5) == 0, "69 columns, cut between two letters: %s", row);
+    t_has(row + 109, longer);
+    free(text);
+    cli_table_destroy(t);
+}
+
 static void test_sizes(void **state)
 {
     char b[24];
@@ -59,7 +81,7 @@ static void test_a_shell_gives_the_words_back(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_columns_line_up), cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_columns_line_up), cmocka_unit_test(test_a_long_cell_is_shortened), cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_a_shell_gives_the_words_back),
     };
     return t_run("print", tests);
