@@ -21,11 +21,17 @@ import threading
 import time
 
 import ray
+from ray import cloudpickle
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from external_ray.daemon import GONE_S, Daemon, FurlongNode, Refused, amount, clean_env, node_argv, own_programs  # noqa: E402
+from external_ray import daemon, guard  # noqa: E402
+from external_ray.daemon import GONE_S, Daemon, FurlongNode, Refused, amount, clean_env, node_argv  # noqa: E402
+
+for module in (daemon, guard):
+    cloudpickle.register_pickle_by_value(module)
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 ACTOR_S, HEAD_S = 120, 5
 ID = "ray.io/node-id"
@@ -56,6 +62,15 @@ def fault(point):
     if os.environ.get("FURLONG_RAY_FAULT") == point:
         say(f"killed at {point}, as FURLONG_RAY_FAULT says")
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def programs_of(package):
+    """{name: bytes} of what came along, to be told from what is being unpacked."""
+    found = {}
+    for part in ("bin", "lib"):
+        for name in os.listdir(f"{package}/{part}") if os.path.isdir(f"{package}/{part}") else []:
+            found[f"{part}/{name}"] = os.path.getsize(f"{package}/{part}/{name}")
+    return found
 
 
 # ==== which nodes, and what of each ===================================================================================
@@ -129,7 +144,9 @@ class Run:
         self.a, self.words = a, words
         self.group, self.actors, self.own, self.train = None, [], [], None
         self.stopped = threading.Event()
-        self.programs = own_programs(a.programs)
+        self.files = {} if a.programs else programs_of(PACKAGE)
+        self.head = Daemon(a.programs, PACKAGE, self.files)  # before Ray is asked for anything: its programs stay from here on
+        self.own.append(self.head)
 
     def take_signals(self):
         signal.signal(signal.SIGTERM, lambda *_: self.stopped.set())
@@ -184,10 +201,8 @@ class Run:
     def start_head(self):
         token = secrets.token_hex(32)
         ip = next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == self.me)
-        self.head = Daemon([os.path.join(self.programs, "furlong-head"), "--private", "--until-idle", f"--node-ip-address={ip}", "--port=0",
-                            "--dashboard-host=127.0.0.1", "--dashboard-port=0"], token, clean_env())
-        self.own.append(self.head)
-        self.info = self.head.ready()
+        self.info = self.head.start(["furlong-head", "--private", "--until-idle", f"--node-ip-address={ip}", "--port=0", "--dashboard-host=127.0.0.1",
+                                     "--dashboard-port=0"], token, clean_env())
         self.token, self.ip = token, ip
         fault("head")
 
@@ -202,10 +217,10 @@ class Run:
             actor = kind.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self.group, placement_group_bundle_index=i)).remote()
             self.actors.append(actor)
-            waits.append(actor.start.remote(self.a.programs, address, self.token, n["NodeManagerAddress"], name, cpus, devices, self.logical))
+            waits.append(actor.start.remote(self.a.programs, self.files, address, self.token, n["NodeManagerAddress"], name, cpus, devices, self.logical))
         if not any(n["NodeID"] == self.me for n in self.nodes):  # the head's own node runs the driver of the run
-            self.own.append(Daemon(node_argv(self.programs, address, self.ip, f"{os.uname().nodename}-driver", 0, 0), self.token, clean_env()))
-            self.own[-1].ready()
+            self.own.append(Daemon(self.head.programs, None, {}))
+            self.own[-1].start(node_argv(address, self.ip, f"{os.uname().nodename}-driver", 0, 0), self.token, clean_env())
         due = time.monotonic() + max(ACTOR_S, self.a.join_timeout)
         for n, wait in zip(self.nodes, waits):
             while not ray.wait([wait], timeout=1)[0]:
@@ -228,7 +243,7 @@ class Run:
         if os.environ.get("FURLONG_STATE_DIR"):  # where this node keeps records of runs
             env["FURLONG_STATE_DIR"] = os.environ["FURLONG_STATE_DIR"]
         cwd = self.a.cwd if self.a.cwd and os.path.isdir(self.a.cwd) else None
-        self.train = subprocess.Popen([sys.executable, "-c", WITH_US, str(os.getpid()), os.path.join(self.programs, "furlong"), "train",
+        self.train = subprocess.Popen([sys.executable, "-c", WITH_US, str(os.getpid()), f"{self.head.programs}/furlong", "train",
                                        f"--address={self.info['http']}", *self.words], env=env, stdin=subprocess.DEVNULL, cwd=cwd)
         fault("run")
         gone = None
@@ -253,8 +268,8 @@ class Run:
         """Everything, in the order in which each needs the others no more."""
         if self.train and self.train.poll() is None:
             self.train.kill()
-        for daemon in self.own:
-            daemon.guard.stdin.close()
+        for d in self.own:
+            d.leave()
         asked = [(a, a.end.remote()) for a in self.actors]
         for a, end in asked:
             try:
@@ -262,8 +277,8 @@ class Run:
             except Exception as e:  # its guard does what is left, when the actor is no more
                 say(f"a worker daemon did not say that it ended: {str(e).splitlines()[0][:200]}")
             ray.kill(a)
-        for daemon in self.own:
-            daemon.end()
+        for d in self.own:
+            d.end()
         if self.group:
             remove_placement_group(self.group)
             due = time.monotonic() + 10
@@ -291,9 +306,10 @@ def flags(argv):
 
 def main(argv):
     a, words = flags(argv)
-    run, code = Run(a, words), 1
-    run.take_signals()
+    run, code = None, 1
     try:
+        run = Run(a, words)
+        run.take_signals()
         run.reserve(run.connect())
         run.start_head()
         run.start_nodes()
@@ -303,8 +319,9 @@ def main(argv):
     except Refused as e:
         say(str(e))
     finally:
-        if ray.is_initialized():
+        if run:
             run.give_back()
+        if ray.is_initialized():
             ray.shutdown()
     return code
 

@@ -1,5 +1,7 @@
-"""One daemon of ours under a guard, and the actor that holds a node's: imported by the job's command, and by Ray's workers
-on every node from the job's working_dir, so that paths are those of the node."""
+"""One daemon of ours under a guard, and the actor that holds a node's.
+
+Travels to Ray's workers by value (bootstrap.py), for on a node whose package is being unpacked anew an import would fail:
+nothing here may depend on where this file lies."""
 import json
 import os
 import select
@@ -9,9 +11,14 @@ import time
 
 import ray
 
-from external_ray.guard import ORPHAN_S, sweep
+from external_ray import guard
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+with open(guard.__file__, encoding="utf-8") as f:
+    GUARD = f.read().encode()
+# Its name is for those who look at processes.
+READ_GUARD = ("import os; name = 'guard.py'; n = int(os.read(0, 8)); s = b''\n"
+              "while len(s) < n: s += os.read(0, n - len(s))\n"
+              "exec(compile(s, name, 'exec'))")
 READY_S, GONE_S = 60, 45
 
 
@@ -21,11 +28,6 @@ class Refused(Exception):
 
 def amount(x):
     return f"{x:g}"
-
-
-def own_programs(given):
-    """The folder of Furlong's programs here: the one that is named, else what came along."""
-    return given or os.path.join(os.path.dirname(HERE), "bin")
 
 
 def clean_env(devices=None):
@@ -39,16 +41,27 @@ def clean_env(devices=None):
 
 
 class Daemon:
-    """One program of ours under a guard. Its end is this object's or this process's, whichever comes first."""
+    """A guard with the programs, and one of them when start() says which. Their end is this object's or this process's,
+    whichever comes first."""
 
-    def __init__(self, argv, token, env):
-        self.guard = subprocess.Popen([sys.executable, os.path.join(HERE, "guard.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                      env=env, start_new_session=True, bufsize=0)  # select() sees all that was not read
-        self.guard.stdin.write(json.dumps({"argv": argv, "token": token, "env": env}).encode() + b"\n")
-        self.out, self.program = self.guard.stdout, os.path.basename(argv[0])
-        self.guard.wait()
+    def __init__(self, programs, package, files):
+        """programs: a folder that is there; None: the files of package, taken into the guard's folder."""
+        self.guard = subprocess.Popen([sys.executable, "-c", READ_GUARD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_env(),
+                                      start_new_session=True, bufsize=0)  # select() sees all that was not read
+        self.out, self.program = self.guard.stdout, "the guard"
         self.over = self.folder = None  # its last line; its folder
-        self.folder = (self.line(READY_S) or {}).get("folder")
+        self.tell_bytes(b"%8d" % len(GUARD) + GUARD)
+        self.tell({"package": None if programs else package, "files": files})
+        self.guard.wait()
+        self.folder = self.ready()["folder"]
+        self.programs = programs or f"{self.folder}/p/bin"
+
+    def tell_bytes(self, data):
+        while data:
+            data = data[self.guard.stdin.write(data):]
+
+    def tell(self, what):
+        self.tell_bytes(json.dumps(what).encode() + b"\n")
 
     def line(self, seconds):
         """None: nothing was said in that time."""
@@ -57,7 +70,7 @@ class Daemon:
         text = self.out.readline()
         said = json.loads(text) if text else {"ended": None, "why": "its guard was killed"}
         if not text and self.folder:
-            sweep(self.folder)
+            guard.sweep(self.folder)
         self.over = said if "ended" in said else None
         return said
 
@@ -69,35 +82,43 @@ class Daemon:
             raise Refused(f"{self.program} on {os.uname().nodename}: {said.get('error') or said.get('why') or 'ended at once'}")
         return said
 
-    def end(self):
-        """Asks for its end and waits until nothing of it is left."""
+    def start(self, argv, token, env):
+        """argv: the name of the program first. What it says of itself once it serves."""
+        self.program = argv[0]
+        self.tell({"argv": [f"{self.programs}/{argv[0]}", *argv[1:]], "token": token, "env": env})
+        return self.ready()
+
+    def leave(self):
         if not self.guard.stdin.closed:
             self.guard.stdin.close()
+
+    def end(self):
+        """Asks for its end and waits until nothing of it is left."""
+        self.leave()
         due = time.monotonic() + GONE_S
         while not self.over and (left := due - time.monotonic()) > 0:
             self.line(left)
         return self.over
 
 
-def node_argv(programs, address, ip, name, cpus, gpus):
-    argv = [os.path.join(programs, "furlong-node"), f"--address={address}", f"--node-ip-address={ip}", f"--node-name={name}", "--private",
-            f"--orphan-timeout={ORPHAN_S}", f"--wait={READY_S - 10}", f"--num-gpus={gpus}"]
+def node_argv(address, ip, name, cpus, gpus):
+    argv = ["furlong-node", f"--address={address}", f"--node-ip-address={ip}", f"--node-name={name}", "--private",
+            f"--orphan-timeout={guard.ORPHAN_S}", f"--wait={READY_S - 10}", f"--num-gpus={gpus}"]
     return argv + ([f"--num-cpus={amount(cpus)}"] if cpus > 0 else [])
 
 
 class FurlongNode:
     """The actor: holds a node's share of the placement group, and its daemon."""
 
-    def start(self, programs, address, token, ip, name, cpus, gpus, logical):
-        programs = own_programs(programs)
+    def start(self, programs, files, address, token, ip, name, cpus, gpus, logical):
+        """None, or why it is not there."""
         devices = None if logical or not gpus else ",".join(str(x) for x in ray.get_gpu_ids())
         try:
-            self.daemon = Daemon(node_argv(programs, address, ip, name, cpus, gpus), token, clean_env(devices))
-            self.daemon.ready()
+            self.daemon = Daemon(programs, os.getcwd(), files)  # Ray starts its workers in the package
+            self.daemon.start(node_argv(address, ip, name, cpus, gpus), token, clean_env(devices))
             return None
         except (Refused, OSError) as e:
             return str(e)
 
     def end(self):
-        said = self.daemon.end() if hasattr(self, "daemon") else {}
-        return said is not None
+        return self.daemon.end() is not None if hasattr(self, "daemon") else True

@@ -1,9 +1,13 @@
 """Runs one daemon of Furlong for somebody who may die without a word, and leaves nothing of it behind.
 
-Started by bootstrap.py and by its actors. Standard input: one JSON object on one line, {"argv": [...], "token": text,
-"env": {...}}, then silence; its end is the starter's end. Standard output: {"folder": path}, what the daemon says on its
---ready-fd, and {"ended": CODE, "why": text} once the daemon, its workers and that folder are gone. Without the last line it was
-killed itself: the daemon then ends as well, and the starter sweeps.
+Its source comes to it on standard input (daemon.py: Daemon), then two JSON objects, one a line, then silence:
+
+    {"package": FOLDER or null, "files": {NAME: BYTES}}    the programs are taken from there, into a folder of its own
+    {"argv": [PROGRAM, ARG...], "token": text, "env": {...}}    and this one is run
+
+The end of its input is the starter's end. Standard output: {"folder": path}, what the daemon says on its --ready-fd, and
+{"ended": CODE, "why": text} once the daemon, its workers and that folder are gone. Without the last line it was killed
+itself: the daemon then ends as well, and the starter sweeps.
 
 It is nobody's child and leads a session of its own: what Ray ends together with a worker, or with a job's command, is
 not this. When the starter ends, in whatever way, the daemon is stopped, then killed; its workers end with it or by their keepers.
@@ -16,12 +20,12 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
 STOP_S, KEEPERS_S = 15, 12  # a daemon ends its workers in 10 s; keepers without a daemon after --orphan-timeout=5
 ORPHAN_S = 5
+WHOLE_S = 30
 TAIL_BYTES = 600
 
 
@@ -54,6 +58,37 @@ def sweep(folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def take(source, to, size):
+    """True: it is there, whole. A link, so that it stays when others take the source away; a copy on another disk."""
+    try:
+        if os.stat(source).st_size != size:
+            return False
+        os.makedirs(os.path.dirname(to), exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.link(source, to)
+            return os.stat(to).st_size == size
+        shutil.copy2(source, to)
+        return os.stat(to).st_size == size
+    except FileNotFoundError:
+        return False
+
+
+def take_all(package, files, into):
+    """Nodes of one machine may share the folder that Ray unpacks the package into, and each of them unpacks it anew."""
+    due, left = time.monotonic() + WHOLE_S, dict(files)
+    while left and time.monotonic() < due:
+        for name, size in list(left.items()):
+            if take(f"{package}/{name}", f"{into}/{name}", size):
+                del left[name]
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{into}/{name}")
+        if left:
+            time.sleep(0.1)
+    if left:
+        raise RuntimeError(f"{package} is not whole after {WHOLE_S} s: it lacks {min(left)}")
+
+
 def with_parent():
     """PR_SET_PDEATHSIG: a daemon whose guard was killed shall not stay; this process has one thread."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
@@ -69,10 +104,9 @@ def tail(path):
 def start(spec, folder):
     os.mkdir(f"{folder}/r", 0o700)
     os.mkdir(f"{folder}/s", 0o700)
-    if spec.get("token"):
-        fd = os.open(f"{folder}/token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.write(fd, spec["token"].encode())
-        os.close(fd)
+    fd = os.open(f"{folder}/token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.write(fd, spec["token"].encode())
+    os.close(fd)
     env = {**spec["env"], "FURLONG_RUNTIME_DIR": f"{folder}/r", "FURLONG_STATE_DIR": f"{folder}/s",
            "FURLONG_TOKEN_PATH": f"{folder}/token"}
     ready = os.dup(1)
@@ -104,27 +138,37 @@ def say(what):
         os.write(1, (json.dumps(what) + "\n").encode())
 
 
+def hear():
+    """One line; None: the starter has ended."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            return None
+        line += byte
+    return json.loads(line)
+
+
 def run():
     folder = tempfile.mkdtemp(prefix="furlong-run-", dir="/tmp")  # short: sockets lie below it
     code, why = None, ""
-    say({"folder": folder})
     try:
-        line = b""
-        while not line.endswith(b"\n"):
-            piece = os.read(0, 65536)
-            if not piece:
-                return
-            line += piece
-        child = start(json.loads(line), folder)
-        watch(child)
-        if child.poll() is None:
-            child.terminate()
-            try:
-                child.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-        code = child.wait()
-        why = tail(f"{folder}/log")
+        first = hear()
+        if first and first["package"]:
+            take_all(first["package"], first["files"], f"{folder}/p")
+        say({"folder": folder})
+        spec = hear()
+        if spec:
+            child = start(spec, folder)
+            watch(child)
+            if child.poll() is None:
+                child.terminate()
+                try:
+                    child.wait(STOP_S)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+            code = child.wait()
+            why = tail(f"{folder}/log")
     except Exception as e:  # whoever reads shall know
         why = f"{type(e).__name__}: {e}"
     finally:

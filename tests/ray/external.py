@@ -296,6 +296,21 @@ def test_two_nodes_and_a_token():
         c.as_it_was(before, "all of them")
 
 
+def test_two_raylets_on_one_machine():
+    """They share Ray's folder, and the second one unpacks the package anew while the first one's processes run from it."""
+    with one() as (h, c):
+        code, out, err = h.ray("start", "--address=127.0.0.1:6379", "--num-gpus=2", "--num-cpus=4", "--disable-usage-stats")
+        assert code == 0, (out, err)
+        wait_for("both", lambda: c.looks()["used"] == ["0.0/4.0 GPU", "0.0/8.0 CPU"] and len(c.looks()["nodes"]) == 2, 60)
+        before = c.looks()
+        p = running(h)
+        assert len(h.pids("furlong-node --address")) == 2
+        h.run(["pkill", "-INT", "-f", "furlong train --num-rollout"])
+        out, err = p.communicate(timeout=60 * SLOW)
+        assert "was stopped" in err, err
+        c.as_it_was(before, "a run on both")
+
+
 def test_a_ray_without_devices():
     with one(gpus=0) as (h, c):
         before = c.looks()
