@@ -23,6 +23,7 @@ from heads import PYTHON, RAY, why_none  # noqa: E402
 HTTP = "http://127.0.0.1:8265"
 EXTERNAL = {"MILES_SCRIPT_EXTERNAL_RAY": "1"}
 SLOW = harness.SLOW
+FOLDER = [f"--ray-programs={BIN}"] if SLOW > 1 else []  # programs with sanitizers are larger than a package may be
 
 
 class Host:
@@ -60,7 +61,7 @@ class Host:
         return self.run([RAY, *words], ray=True, **kw)
 
     def train(self, *words, env=None, **kw):
-        return self.run([f"{BIN}/furlong", "train", *words], env={**EXTERNAL, **(env or {})}, **kw)
+        return self.run([f"{BIN}/furlong", "train", *FOLDER, *words], env={**EXTERNAL, **(env or {})}, **kw)
 
     def pids(self, pattern):
         """Of this host's own numbers."""
@@ -197,7 +198,7 @@ KILLS = [  # what runs when it is killed, by its command line; None: the client
 
 
 def running(h, *words, env=None):
-    p = h.spawn([f"{BIN}/furlong", "train", "--num-rollout=100000", *words], env={**EXTERNAL, **(env or {})})
+    p = h.spawn([f"{BIN}/furlong", "train", "--num-rollout=100000", *FOLDER, *words], env={**EXTERNAL, **(env or {})})
     read = ""
     while "\n     1 " not in read:  # the second step
         piece = p.stdout.readline()
@@ -235,7 +236,7 @@ def test_whatever_is_killed():
         assert p.returncode != 0 and "was stopped" in err, (p.returncode, out, err)
         c.as_it_was(before, "stopped by Ray's command")
         p = running(h, "--submission-id=alone")
-        h.kill("furlong train --num-rollout=100000 --submission-id=alone$")  # the client; what it submitted goes on
+        h.kill("furlong train --num-rollout=100000 .*--submission-id=alone$")  # the client; what it submitted goes on
         p.communicate()
         began = h.pids("furlong-trainer")
         time.sleep(3)
