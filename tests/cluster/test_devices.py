@@ -200,7 +200,7 @@ def p122_a_product_of_no_name():
                 assert f"derived: --num-gpus-per-node {n} (GPUs of each node)" in r.out, r
                 p.furlong("stop", check=0)
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    tables = subprocess.run(["grep", "-rnE", r"\b[ABHL][1-9]0?0\b|GB[1-9]00|RTX|Instinct|MI[23]..", *(f"{root}/{d}" for d in ("placement", "head", "cli", "worker/node"))],
+    tables = subprocess.run(["grep", "-rnE", r"\b[ABHL][1-9]0?0\b|GB[1-9]00|RTX|Instinct|MI[23]..", *(f"{root}/{d}" for d in ("placement", "head", "worker/node", "common/conf"))],
                             capture_output=True, text=True).stdout
     assert not tables, tables
 
