@@ -9,6 +9,7 @@ import textwrap
 from certs import Authority
 from harness import BIN, SLOW, Result, Skip, hosts, main, place, saying
 from runs import SMALL, Run
+from test_launch import TRAIN, nothing_left, ssh_hosts, write
 
 HEAD = ["start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=2", "--node-name=n1"]
 RAYENV = os.environ.get("FURLONG_TEST_RAYENV") or os.path.expanduser("~/.cache/furlong-test/ray")
@@ -142,6 +143,18 @@ def test_a_head_with_tls_says_where_http_is_not_encrypted():
         r = head.furlong(*HEAD, "--dashboard-host=127.0.0.1", check=0)
         assert "not encrypted" not in r.err, r
         head.furlong("stop", check=0)
+
+
+def test_a_launch_over_ssh_brings_the_flags_along():
+    with ssh_hosts(2) as (places, root, env):
+        tls = Authority(root).certify("all", "10.77.0.1", "10.77.0.2", "127.0.0.1")  # at the same path on every host
+        file = write(f"{root}/hostfile", "10.77.0.1\nn2\n")
+        r = places[0].furlong(*TRAIN, f"--hostfile={file}", "--node-gpus=2", "--keep-cluster", env={**env, **tls}, seconds=120)
+        assert r.code == 0, r
+        assert speaks_tls(places[0], "10.77.0.1", 6379)
+        assert len(places[0].furlong("list", "nodes", "--json").json()) == 2
+        places[0].furlong("stop", "--cluster", check=0)
+        nothing_left(places)
 
 
 RAY_SCRIPT = """

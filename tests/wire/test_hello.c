@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -323,7 +324,80 @@ static void gives_up_on_the_mute(void **state)
     rig_fini(&r);
 }
 
-/* A caller gives up while HTTP/2 is being greeted, and the other side's SETTINGS come after that: its socket goes. */
+/* Answers what HTTP/2 wants answered of who is alive: settings, and pings. */
+static void http2_answer(int fd, const uint8_t *in, size_t n)
+{
+    enum { HEAD = 9, SETTINGS = 4, PING = 6, ACK = 1 };
+
+    for (size_t at = 0; at + HEAD <= n;) {
+        size_t len = (size_t)in[at] << 16 | (size_t)in[at + 1] << 8 | in[at + 2];
+        uint8_t out[HEAD + 8] = { 0, 0, 0, in[at + 3], ACK };
+
+        if (at + HEAD + len > n)
+            return;
+        if (in[at + 3] == PING && !(in[at + 4] & ACK) && len == 8) {
+            out[2] = 8;
+            memcpy(out + HEAD, in + at + HEAD, 8);
+            (void)send(fd, out, sizeof(out), MSG_NOSIGNAL);
+        } else if (in[at + 3] == SETTINGS && !(in[at + 4] & ACK)) {
+            (void)send(fd, out, HEAD, MSG_NOSIGNAL);
+        }
+        at += HEAD + len;
+    }
+}
+
+/* A connection to gRPC that says nothing, or greets and then asks for nothing, is not kept. */
+static void gives_up_on_who_asks_nothing(void **state)
+{
+    static const char greeting[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0";
+    static const size_t said[] = { 0, 3, sizeof(greeting) - 1 };
+    static const struct carrier both[] = { { "rpc", &stream_rpc, "127.0.0.1:0", NULL, false },
+                                           { "rpc, TLS", &stream_rpc, "127.0.0.1:0", NULL, true } };
+
+    (void)state;
+    for (size_t k = 0; k < FL_LEN(both); k++) {
+        struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+        int fd[FL_LEN(said)];
+        bool ended[FL_LEN(said)] = { 0 };
+        struct fl_err err = { 0 };
+        size_t left = FL_LEN(said);
+        struct rig r;
+
+        rig_init(&r, &both[k], NULL);
+        t_ok(rig_listen(&r, &err), &err);
+        a.sin_port = htons((uint16_t)atoi(strrchr(stream_server_at(r.server), ':') + 1));
+        for (size_t i = 0; i < FL_LEN(said); i++) {
+            fd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            t_true(connect(fd[i], (struct sockaddr *)&a, sizeof(a)) == 0);
+            if (said[i])
+                t_int_eq(send(fd[i], greeting, said[i], MSG_NOSIGNAL), said[i]);
+        }
+        for (uint64_t due = fl_clock_boot_ns() + 15000000000ull; left;) {
+            t_true(fl_clock_boot_ns() < due, "%zu of %zu are kept over %s", left, FL_LEN(said),
+                   both[k].name);
+            fl_loop_turn(r.loop, 50);
+            for (size_t i = 0; i < FL_LEN(said); i++) {
+                uint8_t sink[2048];
+                ssize_t n = ended[i] ? -1 : recv(fd[i], sink, sizeof(sink), MSG_DONTWAIT);
+
+                if (ended[i])
+                    continue;
+                if (n > 0 && !both[k].tls)
+                    http2_answer(fd[i], sink, (size_t)n);
+                if (n == 0 || (n < 0 && errno == ECONNRESET)) {
+                    ended[i] = true;
+                    left--;
+                }
+            }
+        }
+        for (size_t i = 0; i < FL_LEN(said); i++)
+            close(fd[i]);
+        rig_fini(&r);
+    }
+}
+
+/* A caller gives up while HTTP/2 is being greeted, and the other side's SETTINGS come after that:
+ * its socket goes. */
 static void gives_up_half_way(void **state)
 {
     static const uint8_t settings[9] = { 0, 0, 0, 4 };
@@ -336,7 +410,8 @@ static void gives_up_half_way(void **state)
     int port = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), fd = -1;
 
     (void)state;
-    t_true(bind(port, (struct sockaddr *)&a, len) == 0 && listen(port, 1) == 0 && getsockname(port, (struct sockaddr *)&a, &len) == 0);
+    t_true(bind(port, (struct sockaddr *)&a, len) == 0 && listen(port, 1) == 0 &&
+           getsockname(port, (struct sockaddr *)&a, &len) == 0);
     snprintf(target, sizeof(target), "127.0.0.1:%d", ntohs(a.sin_port));
     rig_init(&r, &c, NULL);
     r.to.target = target;
@@ -435,6 +510,7 @@ int main(void)
         cmocka_unit_test(gives_up_on_silence),
         cmocka_unit_test(throws_out_garbage),
         cmocka_unit_test(gives_up_on_the_mute),
+        cmocka_unit_test(gives_up_on_who_asks_nothing),
         cmocka_unit_test(gives_up_half_way),
         cmocka_unit_test(keeps_no_descriptor_that_it_did_not_ask_for),
         cmocka_unit_test(refuses_other_users),

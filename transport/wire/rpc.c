@@ -124,7 +124,8 @@ static enum fl_status hub_start(struct fl_err *err)
 
     sigfillset(&all); /* signals are the loop's: none of gRPC's threads takes them */
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    /* Its own resolver asks a name server for the family that the hosts file lacks, and waits for it where there is none. */
+    /* Its own resolver asks a name server for the family that the hosts file lacks, and waits for
+     * it where there is none. */
     bool ours = !getenv("GRPC_DNS_RESOLVER") && setenv("GRPC_DNS_RESOLVER", "native", 0) == 0;
 
     grpc_init();
@@ -192,7 +193,8 @@ static const grpc_arg channel_args[] = {
     ARG(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, WIRE_AGAIN_MAX_MS),
     ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, WIRE_AGAIN_MAX_MS),
     ARG(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, WIRE_CONNECT_MS),
-    ARG(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), /* one connection a line */
+    ARG(GRPC_ARG_MAX_CONNECTION_IDLE_MS, WIRE_CONNECT_MS), /* without a call: nobody of ours is */
+    ARG(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),            /* one connection a line */
     ARG(GRPC_ARG_ENABLE_RETRIES, 0),
     ARG(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
     ARG(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),
@@ -243,8 +245,9 @@ static void batch(struct rpc_line *k, struct rpc_tag *tag, const grpc_op *ops, s
     }
 }
 
-/* A channel that is destroyed between its own SETTINGS and the other side's leaves its socket open for good (1.51.1), so
- * one that is connecting goes once it has or has not. No loop waits for that: the pump destroys it. */
+/* A channel that is destroyed between its own SETTINGS and the other side's leaves its socket open
+ * for good (1.51.1), so one that is connecting goes once it has or has not. No loop waits for that:
+ * the pump destroys it. */
 struct leaving {
     struct rpc_tag settled;
     grpc_channel *channel;
@@ -274,9 +277,10 @@ static void channel_leave(grpc_channel *channel)
     v->settled.owner = v;
     v->settled.done = channel_settled;
     v->settled.out = true;
-    grpc_channel_watch_connectivity_state(channel, GRPC_CHANNEL_CONNECTING,
-                                          gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(SETTLE_MS, GPR_TIMESPAN)),
-                                          hub.cq, &v->settled);
+    grpc_channel_watch_connectivity_state(
+        channel, GRPC_CHANNEL_CONNECTING,
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(SETTLE_MS, GPR_TIMESPAN)),
+        hub.cq, &v->settled);
 }
 
 static void line_free(struct rpc_line *k)
