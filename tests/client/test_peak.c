@@ -240,6 +240,8 @@ static void phase_ends(struct run *r, enum phase p)
  * takes. */
 static void orders(struct run *r, enum phase p, const char *const *list, size_t n)
 {
+    if (n == 0 || !list[0])
+        phase_ends(r, p); /* nothing to do: it is what it was */
     for (size_t i = 0; i < n && list[i]; i++) {
         ask(list[i][0] == 'T' ? r->trainer : r->engine, list[i] + 2, NULL, 0, NULL, 0);
         phase_ends(r, p);
