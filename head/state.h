@@ -469,8 +469,8 @@ enum fl_status decision_explain(const Fl__DecisionRec *d, struct fl_str *lines, 
 enum fl_status steps_add(struct job *j, const char *json, struct fl_err *err);
 void steps_fini(struct steps *s);
 const char *steps_get(const struct steps *s, uint64_t number); /* NULL: not there any more */
-/* Those of a run that ended before this head began, from steps.jsonl of its folder where that can
- * be read here; once, and followers of steps wait for it. */
+/* Those from before this head began, from steps.jsonl of the run's folder where that can be read
+ * here; once, and followers of steps wait for it. */
 void steps_recall(struct job *j);
 
 enum fl_status joblog_push(struct job *j, const Fl__LogPush *m, const char *node, uint64_t *next,

@@ -7,7 +7,7 @@
 #include "common/base/file.h"
 #include "head/state.h"
 
-enum { KEPT = HEAD_STEPS_KEPT, RECALL_BYTES = 8 << 20 };
+enum { KEPT = HEAD_STEPS_KEPT, RECALL_BYTES = 8 << 20, LATE_MAX = 64 };
 
 static bool is_object(const char *json, size_t len, json_error_t *why)
 {
@@ -30,6 +30,18 @@ static void put(struct steps *s, char *json_take)
     s->next++;
 }
 
+/* A driver writes a step down, then tells it: what was read from its folder can still be told. */
+static bool is_here(const struct steps *s, const char *json)
+{
+    for (uint64_t n = s->next; n > 0 && n + LATE_MAX > s->next; n--) {
+        const char *one = steps_get(s, n - 1);
+
+        if (one && strcmp(one, json) == 0)
+            return true;
+    }
+    return false;
+}
+
 enum fl_status steps_add(struct job *j, const char *json, struct fl_err *err)
 {
     struct steps *s = &j->steps;
@@ -41,7 +53,8 @@ enum fl_status steps_add(struct job *j, const char *json, struct fl_err *err)
                        HEAD_STEP_BYTES);
     if (!is_object(json, len, &why))
         return fl_fail(err, FL_INVALID, "a step record is one JSON object: %s", why.text);
-    put(s, must(strdup(json)));
+    if (!s->recalled || !is_here(s, json))
+        put(s, must(strdup(json)));
     return FL_OK;
 }
 
@@ -106,17 +119,39 @@ static void recall_read(struct fl_work *w)
     free(text);
 }
 
+/* What was read, then what was told to this head meanwhile, each once. */
+static void merge(struct steps *s, struct recall *r)
+{
+    struct steps told = *s;
+    uint64_t at = told.next > KEPT ? told.next - KEPT : 0;
+    const char *first = steps_get(&told, at);
+    bool both = false;
+
+    s->json = NULL;
+    s->next = 0;
+    for (size_t i = r->n > KEPT ? r->n - KEPT : 0; i < r->n; i++) {
+        char *line = r->lines[i % KEPT];
+
+        both |= first && strcmp(line, first) == 0;
+        if (both)
+            free(line);
+        else
+            put(s, line);
+    }
+    for (; at < told.next; at++)
+        put(s, told.json[at % KEPT]);
+    free(told.json);
+}
+
 static void recall_done(struct fl_work *w, enum fl_status st)
 {
     struct recall *r = container_of(w, struct recall, work);
-    size_t first = r->n > KEPT ? r->n - KEPT : 0;
 
     (void)st;
-    for (size_t i = first; i < r->n; i++)
-        if (r->steps)
-            put(r->steps, r->lines[i % KEPT]);
-        else
-            free(r->lines[i % KEPT]);
+    if (r->steps)
+        merge(r->steps, r);
+    for (size_t i = 0; i < KEPT && !r->steps; i++)
+        free(r->lines[i]);
     if (r->steps) {
         r->steps->recall = NULL;
         followers_wake(container_of(r->steps, struct job, steps));
@@ -129,7 +164,7 @@ void steps_recall(struct job *j)
     struct steps *s = &j->steps;
     struct fl_err err;
 
-    if (s->recalled || s->next || !j->replayed || !job_over(j) || !j->rec->run_dir)
+    if (s->recalled || !j->replayed || !j->rec->run_dir)
         return;
     s->recalled = true;
     struct recall *r = must(calloc(1, sizeof(*r)));

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/base/fault.h"
+#include "common/base/file.h"
 
 static void a_job_runs_on_the_heads_own_node(void **unused)
 {
@@ -362,6 +363,49 @@ static void a_log_gives_its_oldest_part_back(void **unused)
     run_end(&x);
 }
 
+/* The page of a head that began in the middle of a run shows all of it. */
+static void steps_from_before_this_head_come_from_the_folder(void **unused)
+{
+    struct run x;
+    struct job *j;
+    struct fl_err err;
+    char dir[200], path[256], json[32];
+    FILE *f;
+
+    (void)unused;
+    run_start(&x, "recalled", 0, 0);
+    j = job(&x.rig, x.job);
+    snprintf(dir, sizeof(dir), "%s/a-run", t_tmp());
+    t_ok(fl_mkdirs(dir, &err), &err);
+    snprintf(path, sizeof(path), "%s/steps.jsonl", dir);
+    f = fopen(path, "w");
+    for (int i = 0; i < 10; i++)
+        fprintf(f, "{\"step\": %d}\n", i);
+    fprintf(f, "no JSON\n{\"step\": 10"); /* being written */
+    fclose(f);
+    free(j->rec->run_dir);
+    j->rec->run_dir = strdup(dir);
+    j->replayed = true;
+    for (int i = 7; i < 9; i++) { /* told to this head before anybody asked */
+        snprintf(json, sizeof(json), "{\"step\": %d}", i);
+        t_ok(steps_add(j, json, &err), &err);
+    }
+    steps_recall(j);
+    UNTIL(&x.rig, !j->steps.recall);
+    t_int_eq(j->steps.next, 9);
+    for (int i = 9; i < 12; i++) { /* 9 was written down before it was told */
+        snprintf(json, sizeof(json), "{\"step\": %d}", i);
+        t_ok(steps_add(j, json, &err), &err);
+        t_ok(steps_add(j, json, &err), &err);
+    }
+    t_int_eq(j->steps.next, 12);
+    for (int i = 0; i < 12; i++) {
+        snprintf(json, sizeof(json), "{\"step\": %d}", i);
+        t_str_eq(steps_get(&j->steps, (uint64_t)i), json);
+    }
+    run_end(&x);
+}
+
 static void steps_are_kept_in_a_ring(void **unused)
 {
     struct run x;
@@ -477,6 +521,8 @@ static void a_daemon_that_does_not_leave_is_not_waited_for_longer(void **unused)
 /* Each record that can be refused is refused once; what was asked for comes about all the same. */
 static void a_journal_that_refuses_now_and_then_loses_nothing(void **unused)
 {
+    enum { TRIES = 128 }; /* held time passes at once, the journal's thread needs its own */
+
     (void)unused;
     for (unsigned nth = 1; nth < 60; nth += 3) {
         struct rig r;
@@ -491,13 +537,15 @@ static void a_journal_that_refuses_now_and_then_loses_nothing(void **unused)
         t_ok(job_submit(r.head, &ask, NULL, id, NULL), NULL);
         snprintf(spec, sizeof(spec), "journal.queue:%u=fail", nth);
         fl_fault_set(spec, NULL);
-        for (int i = 0; i < 8 && a.n_workers == 0; i++)
+        for (int i = 0; i < TRIES && a.n_workers == 0; i++) {
             rig_pass(&r, 500);
+            fake_beat(&a);
+        }
         t_int_eq(a.n_workers, 1, "nth=%u", nth);
         while (fake_exit_try(&a, &a.workers[0], 4) !=
                FL_OK) /* as a daemon does, until acknowledged */
             rig_pass(&r, 100);
-        for (int i = 0; i < 8 && !job(&r, id)->rec->cleaned; i++) {
+        for (int i = 0; i < TRIES && !job(&r, id)->rec->cleaned; i++) {
             rig_pass(&r, 500);
             fake_beat(&a);
         }
@@ -526,6 +574,7 @@ int main(void)
         cmocka_unit_test(a_kill_between_mark_and_bytes_loses_and_doubles_nothing),
         cmocka_unit_test(a_log_gives_its_oldest_part_back),
         cmocka_unit_test(steps_are_kept_in_a_ring),
+        cmocka_unit_test(steps_from_before_this_head_come_from_the_folder),
         cmocka_unit_test(until_idle_ends_with_its_jobs),
         cmocka_unit_test(until_idle_does_not_wait_for_ever_for_a_first_job),
         cmocka_unit_test(shutdown_ends_jobs_then_daemons),
