@@ -24,7 +24,7 @@ static enum fl_status member(const struct fl_json_at *row, const char *key, cons
     else if (json_is_number(v))
         *out = json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
     else
-        return fl_json_bad(row, key, err, v ? "is neither a text nor a number" : missing);
+        return fl_json_bad(row, key, err, "%s", v ? "is neither a text nor a number" : missing);
     return *out ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for prompts");
 }
 
