@@ -256,8 +256,7 @@ static int run_on_ray(struct train *t, const struct fl_opts *o, const struct ext
     struct fl_err err = { 0 };
     int rc;
 
-    if (takes_as_it_is(t, x->cluster.url, &err) != FL_OK || launch_may_join(&t->launch, &err) != FL_OK ||
-        launch_names(&t->launch, &nodes, &err) != FL_OK)
+    if (takes_as_it_is(t, x->cluster.url, &err) != FL_OK || launch_names(&t->launch, &nodes, &err) != FL_OK)
         return cli_failed(o->program, &err);
     r.nodes = nodes;
     (void)given_words(o, true, &given, words, 0);
@@ -286,6 +285,8 @@ static int run(struct train *t, const struct fl_opts *o)
     bool external = external_asked();
     enum fl_status st = make_id(t, &err);
 
+    if (st == FL_OK && external)
+        st = launch_may_join(&t->launch, &err); /* before anybody is asked: it would be refused anywhere */
     if (st == FL_OK && external)
         st = external_find(t->common.address, &x, &err);
     if (st != FL_OK)
