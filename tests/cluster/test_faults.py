@@ -73,7 +73,7 @@ HANGS = {  # where: fault, flags, what the run says about who hangs and in what
         "xfer.bucket:40=stop", [MANY_BUCKETS, "--update-weight-timeout=2", "--update-weight-min-engines=1"],
         ["committed=1 left_behind=1", "it starts again as attempt 2"]),
     "an engine, committing": ("engine.commit:2=stop", ["--update-weight-timeout=2"],
-                              ["commit: no answer in 2.0 s", "committed=1 left_behind=1", "as attempt 2"]),
+                              ["commit: bucket ", ": no answer in 2.0 s", "committed=1 left_behind=1", "as attempt 2"]),
     "an engine, generating": ("engine.step:3=stop", ["--silence-timeout=2"],
                               ["generate: no answer in 2 s", "it starts again as attempt 2"]),
     "a trainer, writing": ("trainer.write:3=stop", ["--silence-timeout=2"],

@@ -10,6 +10,15 @@
 
 /* ---- one call a member ---- */
 
+/* "bucket 3 of 12: "; of a source nothing. */
+static const char *co_at_colon(const struct co_member *m, char text[CO_AT_BYTES])
+{
+    size_t len = m->source ? 0 : strlen(co_at(m, text));
+
+    snprintf(text + len, CO_AT_BYTES - len, "%s", len ? ": " : "");
+    return text;
+}
+
 static void on_reply(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
                      const struct fl_err *err)
 {
@@ -21,7 +30,7 @@ static void on_reply(struct call_op *op, enum fl_status st, const struct wire_ms
     if (m->heard && st == FL_TIMEOUT && fl_loop_now_ns(m->c->loop) >= m->call_due_ns) {
         m->late = true;
         m->answers = false;
-        fl_fail(&late, FL_TIMEOUT, "%s: no answer in %.1f s", co_at(m, at),
+        fl_fail(&late, FL_TIMEOUT, "%sno answer in %.1f s", co_at_colon(m, at),
                 (double)(fl_loop_now_ns(m->c->loop) - m->c->step_ns) / 1e9);
         err = &late;
     }
@@ -111,8 +120,8 @@ static void step_over(void *arg, enum fl_status st, const struct fl_err *err)
             m->late = true;
             m->answers = false;
             if (m->why.status == FL_OK)
-                fl_fail(&m->why, FL_TIMEOUT, "%s: %s: %s: no answer in %.1f s", m->me.name, c->what,
-                        co_at(m, at), (double)(fl_loop_now_ns(c->loop) - c->step_ns) / 1e9);
+                fl_fail(&m->why, FL_TIMEOUT, "%s: %s: %sno answer in %.1f s", m->me.name, c->what,
+                        co_at_colon(m, at), (double)(fl_loop_now_ns(c->loop) - c->step_ns) / 1e9);
         }
     c->over(c, st, err);
 }
@@ -342,7 +351,7 @@ const char *co_at(const struct co_member *m, char text[CO_AT_BYTES])
     if (begun)
         snprintf(text, CO_AT_BYTES, "bucket %u of %u", m->st.buckets_in, m->st.buckets_all);
     else
-        snprintf(text, CO_AT_BYTES, "%s", m->source ? "as a source" : "no bucket begun");
+        snprintf(text, CO_AT_BYTES, "no bucket begun");
     return text;
 }
 
