@@ -68,7 +68,7 @@ def test_one_of_two_engines_killed_the_other_commits_and_the_new_one_is_filled()
 
 HANGS = {  # where: fault, flags, what the run says about who hangs and in what
     "an engine, staging": ("xfer.bucket:40=stop", [MANY_BUCKETS, "--update-weight-timeout=2"],
-                           ["stage: late, last heard in STAGING, bucket ", "it starts again as attempt 2"]),
+                           ["rollout ", "stage: late, last heard in S", "it starts again as attempt 2"]),
     "an engine, staging, one is enough": (
         "xfer.bucket:40=stop", [MANY_BUCKETS, "--update-weight-timeout=2", "--update-weight-min-engines=1"],
         ["committed=1 left_behind=1", "it starts again as attempt 2"]),

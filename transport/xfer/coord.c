@@ -120,7 +120,8 @@ static void step_over(void *arg, enum fl_status st, const struct fl_err *err)
             m->late = true;
             m->answers = false;
             if (m->why.status == FL_OK)
-                fl_fail(&m->why, FL_TIMEOUT, "%s: %s: %sno answer in %.1f s", m->me.name, c->what,
+                fl_fail(&m->why, FL_TIMEOUT, "%s: %s: %sno answer in %.1f s", m->me.name,
+                        m->source && c->step == CO_STAGE ? "begin at the source" : c->what,
                         co_at_colon(m, at), (double)(fl_loop_now_ns(c->loop) - c->step_ns) / 1e9);
         }
     c->over(c, st, err);

@@ -202,6 +202,7 @@ void co_end_step(struct xfer_coord *c)
         return;
     c->warm |= any;
     fill_report(c);
+    co_tell_late(c); /* before whoever asked goes on, as if all were well */
     run_tell(c, FL_OK, NULL);
 }
 

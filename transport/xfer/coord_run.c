@@ -363,6 +363,8 @@ static void heard_give(struct co_member *m, enum fl_status st, const struct wire
     }
     if (st == FL_OK)
         st = co_note_begun(m, reply, &err);
+    if (st != FL_OK)
+        fl_fail(&m->why, st, "%s: begin at the source: %s", m->me.name, err.text);
     if (st != FL_OK && m->c->step == CO_STAGE)
         give_refused(m, st, &err);
     co_in(m, st, &err);

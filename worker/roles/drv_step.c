@@ -191,6 +191,10 @@ static enum fl_status update(struct driver *d, struct fl_err *err)
     d->served_digest[0] = r.digest[0];
     d->served_digest[1] = r.digest[1];
     d->has_served = true;
+    if (d->ops->end_late(d, DRV_TRAINERS, FURLONG_SILENT)) /* its pages were read all the same */
+        return fl_fail(err, FL_UNREACHABLE,
+                       "version %ju is served, and a trainer that gave it does not answer",
+                       (uintmax_t)d->version);
     return FL_OK;
 }
 
