@@ -163,8 +163,8 @@ class Plane:
         in_place: the tensors themselves are what is given, between publish() and begin() they must not change; nothing
         is copied in. Those of arena.torch_pool() are mapped by engines as they lie, PyTorch's own by IPC handle, what
         has none (expandable segments) goes through a buffer; the log says which."""
-        named = dict(named.items() if hasattr(named, "items") else named)
-        strided = {} if in_place else {name: t for name, t in named.items() if _strided(t)}
+        named = list(named.items() if hasattr(named, "items") else named)  # a name that comes twice is refused below
+        strided = {} if in_place else {name: t for name, t in named if _strided(t)}
         for t in strided.values():
             t = t.data if isinstance(t, Shard) else t
             if device is None and getattr(t, "is_cuda", False):

@@ -200,7 +200,8 @@ static void says(struct plane *p, const char *what)
     char text[257] = "";
 
     t_ok(furlong_ask(furlong_group_peer(p->engines, 0), 0, "why", NULL, 10000, &a, &err), &err);
-    memcpy(text, a.body, a.body_bytes);
+    if (a.body_bytes && a.body_bytes < sizeof(text))
+        memcpy(text, a.body, a.body_bytes);
     furlong_answer_free(&a);
     if (what)
         t_has(text, what);
