@@ -193,6 +193,21 @@ static void set_has_version(struct plane *p)
     pthread_mutex_unlock(&p->d->mu);
 }
 
+/* The connection of a source broke while the update stood in line behind the end of the last one: nothing has begun, and it
+ * starts when all are reached again. */
+static bool starts_again(struct plane *p, struct updating *u, enum fl_status st)
+{
+    bool away = false;
+
+    for (uint32_t i = 0; i < p->n_from; i++)
+        away |= !p->members[i].added;
+    if (!u || st != FL_AGAIN || !away || p->waiting || fl_loop_now_ns(p->d->f->loop) >= u->due_ns)
+        return false;
+    p->waiting = u;
+    fl_timer_arm(p->d->f->loop, &p->reach_due, u->due_ns);
+    return true;
+}
+
 static void run_done(struct xfer_run *r, enum fl_status st, const struct xfer_report *rep,
                      const struct fl_err *err)
 {
@@ -212,10 +227,11 @@ static void run_done(struct xfer_run *r, enum fl_status st, const struct xfer_re
     if (st != FL_CANCELLED && p->filling && fill_is_due(p))
         fl_timer_arm_in(p->d->f->loop, &p->again, FILL_PAUSE_MS);
     p->filling = false;
-    if (u && rep)
-        report_fill(&u->report, rep);
-    if (u)
+    if (!starts_again(p, u, st) && u) {
+        if (rep)
+            report_fill(&u->report, rep);
         client_sync_end(&u->sync, st, err);
+    }
     if (st == FL_CANCELLED)
         return; /* the coordinator goes */
     plane_go(p);
