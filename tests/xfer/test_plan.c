@@ -663,7 +663,8 @@ static void large_model(void **state)
                                &m[BIG_TRAINERS + i].pieces[k].box);
     t_int_eq(p->bytes, want);
     check_shares(p, &in, want);
-    t_true(SLOWED || took_ms < 2000, "%llu ms", (unsigned long long)took_ms);
+    bool emulated = getenv("MESON_EXE_WRAPPER") != NULL;
+    t_true(SLOWED || emulated || took_ms < 2000, "%llu ms", (unsigned long long)took_ms);
     printf(
         "# %llu ms, %zu tensors, %zu edges, %zu buckets, %zu segments, %.2f TB, predicted %.1f s\n",
         (unsigned long long)took_ms, p->n_tensors, p->n_edges, p->n_buckets, p->n_segs,
