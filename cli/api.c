@@ -396,3 +396,8 @@ double cli_real(const json_t *o, const char *name)
 {
     return json_number_value(json_object_get(o, name));
 }
+
+bool cli_job_over(const char *status)
+{
+    return strcmp(status, "SUCCEEDED") == 0 || strcmp(status, "FAILED") == 0 || strcmp(status, "STOPPED") == 0;
+}

@@ -60,3 +60,4 @@ enum fl_status cli_fetch(const struct cli_cluster *c, const char *method, const 
 const char *cli_text(const json_t *o, const char *name);
 int64_t cli_int(const json_t *o, const char *name);
 double cli_real(const json_t *o, const char *name);
+bool cli_job_over(const char *status); /* SUCCEEDED, FAILED or STOPPED */

@@ -48,12 +48,6 @@ struct follow {
     struct fl_err err;
 };
 
-static bool ended(const char *state)
-{
-    return strcmp(state, "SUCCEEDED") == 0 || strcmp(state, "FAILED") == 0 ||
-           strcmp(state, "STOPPED") == 0;
-}
-
 static void give_up(struct follow *f, enum fl_status st)
 {
     f->st = st;
@@ -101,7 +95,7 @@ static void take_log(struct reader *r, const struct http_answer *a)
         f->line_open = a->body[a->body_len - 1] != '\n';
     }
     next = http_answer_header(a, "x-furlong-state", text, sizeof(text));
-    r->over = next && ended(next) && at == r->next;
+    r->over = next && cli_job_over(next) && at == r->next;
     r->next = at;
 }
 
@@ -123,7 +117,7 @@ static void take_steps(struct reader *r, const struct http_answer *a)
     }
     if (*state)
         (void)FL_COPY(f->end->state, state);
-    r->over = ended(state) && json_array_size(json_object_get(o, "steps")) == 0;
+    r->over = cli_job_over(state) && json_array_size(json_object_get(o, "steps")) == 0;
     if (r->over) {
         json_t *code = json_object_get(o, "exit_code");
 

@@ -31,11 +31,6 @@ struct follow {
     bool away_said;
 };
 
-bool foreign_ended(const char *status)
-{
-    return strcmp(status, "SUCCEEDED") == 0 || strcmp(status, "FAILED") == 0 || strcmp(status, "STOPPED") == 0;
-}
-
 static uint64_t now_ms(void)
 {
     struct timespec t;
@@ -169,7 +164,7 @@ static enum fl_status turn(struct follow *f, json_t **details, struct fl_err *er
 
     if (st != FL_OK)
         return passes(st) ? away(f, err) : st;
-    bool over = foreign_ended(cli_text(o, "status"));
+    bool over = cli_job_over(cli_text(o, "status"));
 
     f->away_since_ms = 0;
     f->away_said = false;

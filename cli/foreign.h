@@ -16,4 +16,3 @@ struct foreign_follow {
  * FL_CANCELLED: the user stopped waiting. FL_UNREACHABLE: the head stayed away. FL_NOT_FOUND, FL_DENIED: as it says. */
 enum fl_status foreign_follow(const struct cli_cluster *c, const char *job, const struct foreign_follow *how, json_t **details,
                               struct fl_err *err);
-bool foreign_ended(const char *status);

@@ -8,7 +8,7 @@
 #include "cli/job.h"
 #include "common/base/str.h"
 
-enum { STOP_LOOK_MS = 50 };
+enum { STOP_LOOK_MS = 50, STOP_LOOKS_MAX = 3600 * 1000 / STOP_LOOK_MS };
 
 /* ==== watching ===================================================================================== */
 int cli_watch(const char *program, const struct cli_cluster *c, const char *job, const struct cli_follow *how)
@@ -177,30 +177,24 @@ static const struct fl_opt stop_opts[] = {
     { 0 }
 };
 
-static bool has_ended(const json_t *j)
-{
-    const char *s = cli_text(j, "status");
-
-    return strcmp(s, "SUCCEEDED") == 0 || strcmp(s, "FAILED") == 0 || strcmp(s, "STOPPED") == 0;
-}
-
-/* Until all of its processes have ended, however long a handler of SIGTERM may take. */
+/* Until all of its processes have ended, however long a handler of SIGTERM may take: at most STOP_LOOKS_MAX times. */
 static enum fl_status wait_end(const struct cli_cluster *c, const char *job, struct fl_err *err)
 {
     char path[CLI_JOB_BYTES + 64];
-    bool over = false;
 
     snprintf(path, sizeof(path), "/api/furlong/jobs/%s", job);
-    while (!over) {
+    for (int i = 0; i < STOP_LOOKS_MAX; i++) {
         json_t *j;
 
         FL_TRY(cli_call(c, "GET", path, NULL, 30000, &j, err));
-        over = has_ended(j);
+        bool over = cli_job_over(cli_text(j, "status"));
+
         json_decref(j);
-        if (!over)
-            (void)usleep(STOP_LOOK_MS * 1000);
+        if (over)
+            return FL_OK;
+        (void)usleep(STOP_LOOK_MS * 1000);
     }
-    return FL_OK;
+    return fl_fail(err, FL_TIMEOUT, "job %s was asked to end an hour ago and has not; see furlong job status %s", job, job);
 }
 
 static int job_stop(int argc, char **argv)

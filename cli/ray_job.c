@@ -422,7 +422,7 @@ static int job_stop(int argc, char **argv)
             return rc;
         const char *status = cli_text(answer, "status");
 
-        if (foreign_ended(status)) {
+        if (cli_job_over(status)) {
             say_status(o.words[0], answer);
             json_decref(answer);
             return 0;
