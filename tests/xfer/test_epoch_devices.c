@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 #include "common/base/fault.h"
+#include "common/proto/methods.h"
 #include "tests/xfer/epoch_rig.h"
 #include "transport/link/dev.h"
 
@@ -90,6 +91,58 @@ static void p76_no_room_keeps_the_old_version(void **state)
     rig_check_all_serve(&r, 1);
     t_ok(rig_update(&r, XFER_COPY, 2), &r.err);
     rig_check_all_serve(&r, 2);
+    rig_fini(&r);
+}
+
+/* Slots of so many chunks that their keys take several messages: the last tensor lies behind 16 GiB
+ * of addresses that nobody touches. */
+static void far_apart(struct rig_proc *p, struct link_place *place)
+{
+    const uint64_t far = (uint64_t)16 << 30;
+
+    if (place || !p->source)
+        return;
+    p->pieces[p->m.n_pieces - 1].off += far;
+    p->mem_bytes += far;
+}
+
+/* Two givers' keys come in parts, in turns, over the one line that an engine pulls by. */
+static void large_slots_of_two_givers(void **state)
+{
+    struct rig_opts o = { .n_sources = 2, .n_engines = 1, .sharded = true, .bend = far_apart };
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &o);
+    for (uint64_t v = 1; v <= 2; v++) {
+        rig_next(&r, v);
+        t_ok(rig_update(&r, XFER_P2P, v), &r.err);
+        rig_check(&r);
+        rig_check_all_serve(&r, v);
+    }
+    rig_fini(&r);
+}
+
+/* An epoch that ends between two parts of a key leaves nothing that a later one takes for mapped.
+ */
+static void half_a_key_is_no_mapping(void **state)
+{
+    struct rig_opts o = { .n_sources = 1, .n_engines = 1, .bend = far_apart };
+    struct rig_proc *source;
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &o);
+    source = rig_source(&r, 0);
+    rig_next(&r, 1);
+    source->trap_method = FL_XFER_KEY;
+    source->trap_nth = 2;
+    t_true(rig_update(&r, XFER_COPY, 1) != FL_OK);
+    t_true(source->stopped_at, "it was asked for the second part");
+    rig_thaw(source);
+    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_check(&r);
+    rig_check_all_serve(&r, 1);
     rig_fini(&r);
 }
 
@@ -251,6 +304,8 @@ int main(void)
         cmocka_unit_test(addresses_stay),
         cmocka_unit_test(p76_no_room_keeps_the_old_version),
         cmocka_unit_test(p74_memory_is_flat_over_100_updates),
+        cmocka_unit_test(large_slots_of_two_givers),
+        cmocka_unit_test(half_a_key_is_no_mapping),
         cmocka_unit_test(
             broadcast_goes_by_nccl), /* not on one: NCCL has no two ranks on a device */
         cmocka_unit_test(p82_a_broken_broadcast_is_pulled), /* wants three */
@@ -262,7 +317,7 @@ int main(void)
     const char *path = getenv("FURLONG_NCCL");
     void *fake = path ? dlopen(path, RTLD_NOW) : NULL;
 
-    if (!fake)
+    if (!fake || setenv("FURLONG_GPU_FAKE_BYTES", "128g", 0) != 0)
         return 1;
     *(void **)&silence = dlsym(fake, "fake_nccl_silence");
     *(void **)&casts = dlsym(fake, "fake_nccl_casts");

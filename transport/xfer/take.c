@@ -49,8 +49,10 @@ bool take_idle(const struct take *t)
 
 static void release(struct take *t)
 {
-    for (size_t i = 0; i < t->o.part->n_edges; i++)
+    for (size_t i = 0; i < t->o.part->n_edges; i++) {
+        take_half_drop(&t->edges[i]);
         t->edges[i].reach = NULL;
+    }
     for (struct reach *r = t->o.reaches->first, *next; r; r = next) {
         next = r->next;
         if (r->by != t)

@@ -49,12 +49,52 @@ void take_begin_call(struct take *t, Fl__XferEpoch *epoch, struct call_args *a)
                              .due_ns = fl_loop_now_ns(t->o.port->loop) + KEY_MS * 1000000ull };
 }
 
-/* Memory of which a part is mapped. */
-static struct reach_mem *half_mapped(const struct take_edge *te, uint64_t id)
+void take_half_drop(struct take_edge *te)
 {
-    struct reach_mem *m = te->reach->mems;
+    struct reach_mem *half = FL_TAKE(te->half);
 
-    return m && m->id == id && fl_seat_ref_same(&m->who, &te->team->members[0].who) ? m : NULL;
+    if (half)
+        te->reach->line->ops->unmap(te->reach->line->k, &half->mem);
+    free(half);
+}
+
+/* The part that is asked for. What is mapped in part is the edge's alone: another edge over the
+ * same line, or a later epoch, would take it for the whole. */
+static enum fl_status part_map(struct take_edge *te, uint64_t id, const struct link_key *key,
+                               struct fl_err *err)
+{
+    if (te->part == 0) {
+        take_half_drop(te);
+        te->half = calloc(1, sizeof(*te->half));
+        if (!te->half)
+            return fl_fail(err, FL_EXHAUSTED, "no memory to map a slot");
+        te->half->id = id;
+    }
+    if (!te->half || te->half->id != id)
+        return fl_fail(err, FL_CORRUPT, "part %u of memory %" PRIu64 ", which was not begun",
+                       te->part, id);
+    if (te->reach->line->ops->map(te->reach->line->k, key, false, &te->half->mem, err) != FL_OK) {
+        take_half_drop(te);
+        return err->status;
+    }
+    return FL_OK;
+}
+
+/* All parts are mapped: for every edge of that line, and for later epochs. */
+static void map_whole(struct take_edge *te, const Fl__XferKeyIs *k)
+{
+    struct reach_mem *rm = FL_TAKE(te->half);
+
+    for (struct reach_mem *old = te->reach->mems; old;
+         old = old->next) /* the same memory by an older key */
+        if ((uint32_t)old->id == (uint32_t)k->id &&
+            fl_seat_ref_same(&old->who, &te->team->members[0].who))
+            old->passing = true;
+    rm->who = te->team->members[0].who;
+    rm->passing = k->passing;
+    rm->staged = k->staged;
+    rm->next = te->reach->mems;
+    te->reach->mems = rm;
 }
 
 static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k,
@@ -63,7 +103,6 @@ static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k,
     struct take *t = te->take;
     struct xfer_version v = msg_read_version(k->version);
     struct link_key key = { 0 };
-    struct reach_mem *rm;
 
     if (!xfer_version_same(&v, &t->o.target))
         return fl_fail(err, FL_STALE, "the source has version %" PRIu64 " there, not %" PRIu64,
@@ -81,37 +120,15 @@ static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k,
     if (k->blob.len != sizeof(key.blob) || m->head.n_fds > WIRE_MAX_FDS)
         return fl_fail(err, FL_CORRUPT, "a key of %zu bytes and %u descriptors", k->blob.len,
                        m->head.n_fds);
-    rm = te->part ? half_mapped(te, k->id) : calloc(1, sizeof(*rm));
-    if (!rm)
-        return te->part
-                   ? fl_fail(err, FL_CORRUPT, "part %u of memory %" PRIu64 ", which was not begun",
-                             te->part, k->id)
-                   : fl_fail(err, FL_EXHAUSTED, "no memory to map a slot");
     key.part = te->part;
     key.parts = te->parts;
     memcpy(key.blob, k->blob.data, sizeof(key.blob));
     key.n_fds = m->head.n_fds;
     for (unsigned i = 0; i < key.n_fds; i++)
         key.fds[i] = m->fds[i]; /* map() duplicates or maps: they are closed after the callback */
-    if (te->reach->line->ops->map(te->reach->line->k, &key, false, &rm->mem, err) != FL_OK) {
-        if (te->part)
-            te->reach->mems = rm->next; /* the first of the list: see half_mapped() */
-        free(rm);
-        return err->status;
-    }
-    if (te->part)
-        return FL_OK;
-    for (struct reach_mem *old = te->reach->mems; old;
-         old = old->next) /* the same memory by an older key */
-        if ((uint32_t)old->id == (uint32_t)k->id &&
-            fl_seat_ref_same(&old->who, &te->team->members[0].who))
-            old->passing = true;
-    rm->id = k->id;
-    rm->who = te->team->members[0].who;
-    rm->passing = k->passing;
-    rm->staged = k->staged;
-    rm->next = te->reach->mems;
-    te->reach->mems = rm;
+    FL_TRY(part_map(te, k->id, &key, err));
+    if (te->part + 1 == te->parts)
+        map_whole(te, k);
     return FL_OK;
 }
 

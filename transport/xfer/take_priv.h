@@ -34,6 +34,7 @@ struct take_edge {
     bool dialing, calling, started, in;
     uint32_t giver_slot;
     uint32_t part, parts; /* of the key that is asked for: one message holds so many descriptors */
+    struct reach_mem *half; /* of which parts are mapped: not the reach's before all of it is */
     uint64_t slot_id; /* of the giver's memory 0 in that slot */
     uint32_t bucket, n_in; /* bucket: next one to start, counted from the edge's first */
     struct parcels parcels;
@@ -104,6 +105,7 @@ void take_fail(struct take *t, const struct take_edge *te, uint32_t bucket, enum
 void take_settle(struct take *t);
 void take_compare(struct take *t);       /* everything is in */
 void take_check_cancel(struct take *t);
+void take_half_drop(struct take_edge *te);
 const struct reach_mem *take_mapping(const struct take_edge *te, uint32_t mem);
 const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem);
 void take_begin_call(struct take *t, Fl__XferEpoch *epoch, struct call_args *a);

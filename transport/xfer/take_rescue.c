@@ -68,6 +68,7 @@ bool take_not_shown(struct take_edge *te, const struct fl_err *why)
     fl_warn("weights go another way member=\"%s\" epoch=%u.%u from=%s to=%s why=\"%s\"", t->o.name,
             t->o.epoch.attempt, t->o.epoch.seq, te->ops->name, ops->name, why->text);
     go_by(te, ops);
+    take_half_drop(te);
     te->reach = NULL; /* open, and perhaps other edges': it goes when the take does */
     te->started = false;
     te->rescued = true;
