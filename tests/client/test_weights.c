@@ -254,6 +254,27 @@ static void tensors_are_given_where_they_lie(void **state)
     }
 }
 
+/* As many as may wait for a staged bucket do: whoever comes later asks again. */
+static void a_staged_bucket_is_asked_for_again(void **state)
+{
+    struct plane p;
+
+    (void)state;
+    if (!getenv("ON_DEVICE"))
+        skip();
+    t_true(setenv("LIES", "pool", 1) == 0);
+    p = plane_make(1, 2, "FURLONG_FAULT=xfer.asks:2=fail,xfer.asks:5=fail", NULL);
+    for (uint64_t v = 0; v < 2; v++) {
+        if (v)
+            write_version(&p, v);
+        update_by(&p, v, "copy", 64 << 10);
+        serves(&p, 0, (long long)v);
+        serves(&p, 1, (long long)v);
+    }
+    plane_end(&p);
+    t_true(unsetenv("LIES") == 0);
+}
+
 /* An engine that dies with a half of the staging buffer in hand holds up nobody. */
 static void who_dies_with_a_staged_bucket_is_filled(void **state)
 {
@@ -646,6 +667,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(each_mode_brings_the_bytes),
         cmocka_unit_test(p84_an_engine_says_why_it_serves_nothing),
         cmocka_unit_test(tensors_are_given_where_they_lie),
+        cmocka_unit_test(a_staged_bucket_is_asked_for_again),
         cmocka_unit_test(who_dies_with_a_staged_bucket_is_filled),
         cmocka_unit_test(what_cannot_be_shown_goes_through_the_host),
         cmocka_unit_test(p76_no_room_for_a_second_slot),

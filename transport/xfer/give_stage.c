@@ -234,8 +234,6 @@ static enum fl_status ask_read(struct give *g, const Fl__XferStage *m, uint32_t 
         !give_stages(g, g->part->buckets[e->first_bucket + m->bucket].from_mem, &link_cuda_ipc))
         return fl_fail(err, FL_INVALID, "bucket %u of %u of edge %u is not staged", m->bucket,
                        e->n_buckets, m->edge);
-    if (g->stage.n_asks == GIVE_ASKS)
-        return fl_fail(err, FL_AGAIN, "%s: %d buckets are waited for", g->name, GIVE_ASKS);
     *bucket = e->first_bucket + m->bucket;
     return FL_OK;
 }
@@ -269,7 +267,10 @@ void give_stage_ask(struct give *g, struct call_req *req, const Fl__XferStage *m
 
         h->readers -= h->readers > 0;
     }
-    if (m->has_bucket) {
+    if (m->has_bucket && (g->stage.n_asks == GIVE_ASKS || FL_FAULT("xfer.asks"))) {
+        fl_fail(&err, FL_AGAIN, "%s: %d buckets are waited for", g->name, GIVE_ASKS);
+        call_fail(req, &err); /* what was done counts all the same: it is not said again */
+    } else if (m->has_bucket) {
         g->stage.asks[g->stage.n_asks++] = (struct give_ask){ req, bucket };
         call_on_unwanted(req, on_unwanted, g);
     } else {

@@ -448,8 +448,10 @@ void take_destroy(struct take *t)
 
         fl_timer_cancel(&te->again);
         parcels_fini(&te->parcels);
-        for (unsigned w = 0; w < TAKE_WINDOW; w++)
+        for (unsigned w = 0; w < TAKE_WINDOW; w++) {
+            fl_timer_cancel(&te->window[w].later);
             free(te->window[w].room.addr);
+        }
     }
     if (t->edges)
         release(t);

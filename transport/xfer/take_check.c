@@ -126,7 +126,6 @@ static void check_ask(struct take *t, struct call_peer *peer)
     Fl__XferCheck c = FL__XFER_CHECK__INIT;
     Fl__XferEpoch epoch;
     struct call_args a;
-    enum fl_status st;
 
     take_begin_call(t, &epoch, &a);
     a.due_ns += b->bytes; /* 1 GB/s at the worst */
@@ -137,17 +136,9 @@ static void check_ask(struct take *t, struct call_peer *peer)
     c.epoch = &epoch;
     c.plan = msg_hash(t->o.plan);
     c.mem = b->from_mem;
-    st = msg_pack(&c.base, &a.body, NULL);
-    if (st == FL_OK) {
-        t->check_call.done = check_on_digests;
-        t->check_calls = true;
-        st = call_start(peer, &a, &t->check_call, NULL);
-        free((void *)(uintptr_t)a.body.data);
-    }
-    if (st != FL_OK) {
-        t->check_calls = false;
+    t->check_call.done = check_on_digests;
+    if (take_call(peer, &c.base, &a, &t->check_call, &t->check_calls, NULL) != FL_OK)
         check_unknown(t);
-    }
 }
 
 static void check_on_dialed(struct xfer_dial *d, enum fl_status st, struct call_peer *peer,

@@ -49,6 +49,21 @@ void take_begin_call(struct take *t, Fl__XferEpoch *epoch, struct call_args *a)
                              .due_ns = fl_loop_now_ns(t->o.port->loop) + KEY_MS * 1000000ull };
 }
 
+enum fl_status take_call(struct call_peer *peer, const ProtobufCMessage *m, struct call_args *a,
+                         struct call_op *op, bool *calling, struct fl_err *err)
+{
+    enum fl_status st = msg_pack(m, &a->body, err);
+
+    if (st != FL_OK)
+        return st;
+    *calling = true; /* first: it may come back at once */
+    st = call_start(peer, a, op, err);
+    free((void *)(uintptr_t)a->body.data);
+    if (st != FL_OK)
+        *calling = false;
+    return st;
+}
+
 void take_half_drop(struct take_edge *te)
 {
     struct reach_mem *half = FL_TAKE(te->half);
@@ -198,18 +213,10 @@ static void key_ask(struct take_edge *te, struct call_peer *peer)
         if (fl_seat_ref_same(&m->who, &te->team->members[0].who))
             have[k.n_have++] =
                 m->id; /* the giver says whether the one that it gives is among them */
-    st = msg_pack(&k.base, &a.body, &err);
-    if (st == FL_OK) {
-        te->call.done = edge_on_key;
-        te->calling = true;
-        st = call_start(peer, &a, &te->call, &err);
-        free((void *)(uintptr_t)a.body.data);
-    }
-    if (st != FL_OK) {
-        te->calling = false;
-        if (!take_wait_again(te, st))
-            take_fail(t, te, te->e->first_bucket, st, &err);
-    }
+    te->call.done = edge_on_key;
+    st = take_call(peer, &k.base, &a, &te->call, &te->calling, &err);
+    if (st != FL_OK && !take_wait_again(te, st))
+        take_fail(t, te, te->e->first_bucket, st, &err);
 }
 
 static void edge_on_dialed(struct xfer_dial *d, enum fl_status st, struct call_peer *peer,

@@ -17,8 +17,10 @@ struct take_op { /* one bucket pulled, or one parcel received */
     /* of a staged bucket (take_stage.c) */
     struct xfer_dial dial;
     struct call_op call; /* STAGE */
-    bool dialing, calling, staged, last;
+    struct fl_timer later; /* asked, or pulled, once more */
+    bool dialing, calling, granted, staged, last;
     uint32_t half;
+    uint64_t off; /* granted: where that half lies */
     struct link_seg *segs;
 };
 struct take_edge {
@@ -109,3 +111,6 @@ void take_half_drop(struct take_edge *te);
 const struct reach_mem *take_mapping(const struct take_edge *te, uint32_t mem);
 const struct link_mem *take_mapped(const struct take_edge *te, uint32_t mem);
 void take_begin_call(struct take *t, Fl__XferEpoch *epoch, struct call_args *a);
+/* Starts it; *calling as long as it is under way. */
+enum fl_status take_call(struct call_peer *peer, const ProtobufCMessage *m, struct call_args *a,
+                         struct call_op *op, bool *calling, struct fl_err *err);

@@ -8,6 +8,11 @@
 #include "common/proto/methods.h"
 #include "transport/xfer/take_priv.h"
 
+enum { AGAIN_MS = 5 };
+
+static void on_dialed(struct xfer_dial *d, enum fl_status st, struct call_peer *peer,
+                      const struct fl_err *err);
+
 bool take_staged(const struct take_edge *te, uint32_t mem)
 {
     const struct reach_mem *m = take_mapping(te, mem);
@@ -18,7 +23,7 @@ bool take_staged(const struct take_edge *te, uint32_t mem)
 static void ends(struct take_op *o)
 {
     free(FL_TAKE(o->segs));
-    o->staged = o->busy = o->last = false;
+    o->staged = o->busy = o->last = o->granted = false;
     o->edge->in_flight--;
     o->edge->staging--;
 }
@@ -27,15 +32,50 @@ static void fails(struct take_op *o, enum fl_status st, const struct fl_err *why
 {
     struct take_edge *te = o->edge;
     uint32_t bucket = o->bucket;
+    bool last = o->last;
 
     ends(o);
     if (te->take->aborting)
         take_settle(te->take);
+    else if (last) /* the bytes are here already: what was said about halves may be lost */
+        take_bucket_in(te, bucket);
     else
         take_fail(te->take, te, bucket, st, why);
 }
 
-static enum fl_status pull(struct take_op *o, uint64_t off, struct fl_err *err)
+static void go(struct take_op *o)
+{
+    struct xfer_port *port = o->edge->take->o.port;
+
+    o->dial.done = on_dialed;
+    o->dialing = true;
+    port->dialer.dial(port->dialer.arg, &o->edge->team->members[0], &o->dial);
+}
+
+static void pull(struct take_op *o);
+
+static void on_later(struct fl_timer *t, uint64_t now_ns)
+{
+    struct take_op *o = container_of(t, struct take_op, later);
+
+    (void)now_ns;
+    if (o->granted)
+        pull(o);
+    else
+        go(o);
+}
+
+/* As many as may wait there do, or the lane or the link is full; the epoch's deadline ends this. */
+static bool later(struct take_op *o, enum fl_status st)
+{
+    if (st != FL_AGAIN || o->last)
+        return false;
+    o->later.fire = on_later;
+    fl_timer_arm_in(o->edge->take->o.port->loop, &o->later, AGAIN_MS);
+    return true;
+}
+
+static enum fl_status pull_start(struct take_op *o, struct fl_err *err)
 {
     struct take_edge *te = o->edge;
     struct take *t = te->take;
@@ -43,38 +83,45 @@ static enum fl_status pull(struct take_op *o, uint64_t off, struct fl_err *err)
     const struct link_seg *segs = &t->o.part->segs[b->first_seg];
     const struct link_mem *area = take_mapped(te, b->from_mem);
 
-    if (off > area->bytes || stage_bytes(segs, b->n_segs) > area->bytes - off)
+    if (o->off > area->bytes || stage_bytes(segs, b->n_segs) > area->bytes - o->off)
         return fl_fail(err, FL_CORRUPT, "a staged bucket at %llu of %llu bytes",
-                       (unsigned long long)off, (unsigned long long)area->bytes);
+                       (unsigned long long)o->off, (unsigned long long)area->bytes);
+    free(o->segs);
     o->segs = malloc((b->n_segs + 1) * sizeof(*o->segs));
     if (!o->segs)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %u segments", b->n_segs);
-    stage_reads(segs, b->n_segs, off, o->segs);
+    stage_reads(segs, b->n_segs, o->off, o->segs);
     memset(t->digests[b->first_seg], 0, b->n_segs * sizeof(t->digests[0]));
     return te->reach->line->ops->pull(te->reach->line->k, area, &t->o.slot, o->segs, b->n_segs,
                                       &t->digests[b->first_seg], &o->op, err);
+}
+
+static void pull(struct take_op *o)
+{
+    struct fl_err err = { 0 };
+    enum fl_status st = pull_start(o, &err);
+
+    if (st == FL_OK || later(o, st))
+        return;
+    fl_wrap(&err, st, "a staged bucket");
+    fails(o, st, &err);
 }
 
 static void on_staged(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
                       const struct fl_err *why)
 {
     struct take_op *o = container_of(op, struct take_op, call);
-    struct take_edge *te = o->edge;
+    const struct take_edge *te = o->edge;
     Fl__XferStaged *r = NULL;
     struct fl_err err = { 0 };
 
     o->calling = false;
-    if (te->take->aborting) {
+    if (te->take->aborting || o->last) {
         fails(o, FL_CANCELLED, &err);
         return;
     }
-    if (o->last) { /* the bytes are here already: what was said about halves may be lost */
-        uint32_t bucket = o->bucket;
-
-        ends(o);
-        take_bucket_in(te, bucket);
+    if (later(o, st))
         return;
-    }
     if (st == FL_OK)
         r = fl__xfer_staged__unpack(NULL, reply->head.body_bytes, reply->body);
     if (FL_FAULT("xfer.staged"))
@@ -85,14 +132,17 @@ static void on_staged(struct call_op *op, enum fl_status st, const struct wire_m
         st = fl_fail(&err, FL_CORRUPT, "an answer about a staged bucket that does not decode");
     if (st == FL_OK) {
         o->half = r->half;
-        st = pull(o, r->off, &err);
+        o->off = r->off;
+        o->granted = true;
     }
     if (r)
         fl__xfer_staged__free_unpacked(r, NULL);
-    if (st != FL_OK) {
-        fl_wrap(&err, st, "a staged bucket");
-        fails(o, st, &err);
+    if (st == FL_OK) {
+        pull(o);
+        return;
     }
+    fl_wrap(&err, st, "a staged bucket");
+    fails(o, st, &err);
 }
 
 static void ask(struct take_op *o, struct call_peer *peer)
@@ -116,16 +166,13 @@ static void ask(struct take_op *o, struct call_peer *peer)
     m.bucket = o->bucket - te->e->first_bucket;
     m.done = te->done;
     m.n_done = te->n_done;
-    st = msg_pack(&m.base, &a.body, &err);
-    if (st == FL_OK) {
-        o->call.done = on_staged;
-        o->calling = true;
-        st = call_start(peer, &a, &o->call, &err);
-        o->calling = st == FL_OK;
-        free((void *)(uintptr_t)a.body.data);
-    }
-    te->n_done = 0;
-    if (st != FL_OK)
+    te->n_done = 0; /* first: it may come back at once */
+    o->call.done = on_staged;
+    st = take_call(peer, &m.base, &a, &o->call, &o->calling, &err);
+    if (st == FL_OK)
+        return;
+    te->n_done = (uint32_t)m.n_done;
+    if (!later(o, st))
         fails(o, st, &err);
 }
 
@@ -139,15 +186,6 @@ static void on_dialed(struct xfer_dial *d, enum fl_status st, struct call_peer *
         fails(o, st, err);
     else
         ask(o, peer);
-}
-
-static void go(struct take_op *o)
-{
-    struct xfer_port *port = o->edge->take->o.port;
-
-    o->dial.done = on_dialed;
-    o->dialing = true;
-    port->dialer.dial(port->dialer.arg, &o->edge->team->members[0], &o->dial);
 }
 
 bool take_stage(struct take_edge *te, struct take_op *o, uint32_t bucket)
@@ -168,6 +206,7 @@ void take_stage_pulled(struct take_op *o)
     struct take_edge *te = o->edge;
     uint32_t bucket = o->bucket;
 
+    te->take->link_ns += o->op.took_ns;
     te->done[te->n_done++] = o->half;
     if (te->bucket == te->e->n_buckets && te->staging == 1) {
         o->last = true;
@@ -192,5 +231,8 @@ void take_stage_cancel(struct take_op *o)
         ends(o);
     } else if (o->calling) {
         call_cancel(&o->call);
+    } else if (o->later.loop) {
+        fl_timer_cancel(&o->later);
+        ends(o);
     }
 }
