@@ -130,12 +130,26 @@ static void other_names_and_extra(void **state)
     unsetenv("MILES_EXTRA_ARGS");
 }
 
+/* The help shows what has a text: a flag without one would be there for nobody. */
+static void every_flag_has_help(void **state)
+{
+    struct train_flags f;
+    struct fl_opt_table tables[FL_OPT_TABLES] = { 0 };
+
+    (void)state;
+    train_flags_tables(&f, tables);
+    for (size_t t = 0; t < FL_OPT_TABLES && tables[t].opts; t++)
+        for (const struct fl_opt *o = tables[t].opts; o->name; o++)
+            t_true(o->help && *o->help, "--%s has no help", o->name);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(refused),
         cmocka_unit_test(resolved),
         cmocka_unit_test(other_names_and_extra),
+        cmocka_unit_test(every_flag_has_help),
     };
 
     return t_run("flags", tests);
