@@ -1,5 +1,4 @@
-/* examples/trainer.c - one trainer rank over libfurlong: furlong train --trainer-cmd
- * build/bin/example-trainer
+/* examples/trainer.c - one trainer rank over libfurlong, for furlong train --trainer-cmd
  *
  * Policy gradient on a table of log-odds. Every rank gets the whole batch and the model is tiny, so
  * each takes the same step and the replicas stay equal without a word between them. */
@@ -139,9 +138,7 @@ int main(void)
         else if ((err.status = serve(&t, &ev, &said, &err)) == FL_OK)
             reply_json(ev.call, said, NULL, 0);
         else
-            refuse(ev.call, err.status,
-                   *err.text ? err.text
-                             : "a trainer answers train, save, load, state, clear_memory");
+            refuse(ev.call, err.status, *err.text ? err.text : "a trainer answers no such call");
         err = (struct fl_err){ 0 };
     }
     if (st != FL_OK)

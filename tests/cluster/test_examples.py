@@ -10,6 +10,14 @@ BIN = os.environ["FURLONG_BIN_DIR"]
 OWN = [f"--trainer-cmd={BIN}/example-trainer", f"--rollout-cmd={BIN}/example-engine", "--seed=3"]
 
 
+def test_they_are_short():
+    here = os.path.dirname(os.path.abspath(__file__))
+    for name in ("trainer.c", "engine.c"):
+        with open(os.path.join(here, "../../examples", name)) as f:
+            n = len(f.readlines())
+        assert n < 150, f"examples/{name} has {n} lines: a reader takes in 150"
+
+
 def test_they_learn():
     with place() as p:
         run = Run(p, *OWN, "--num-rollout=150", "--eval-interval=150")
