@@ -528,6 +528,15 @@ static const char *ending(const struct seat *s)
     return s->rec->exit && s->rec->exit->why ? s->rec->exit->why : "a worker has ended";
 }
 
+/* Its command is not there or may not be run: 127 and 126 are the shell's words for that. It would be so
+ * the next time too. A program that was there once is another matter: a file system may come back. */
+static bool unrunnable(const struct seat *s)
+{
+    const Fl__Exit *x = s->rec->exit;
+
+    return x && s->rec->restarts == 0 && x->cause == EXIT_EXITED && (x->code == 126 || x->code == 127);
+}
+
 static void member_over(struct head *h, struct seat *s)
 {
     struct role *r = seat_role(s);
@@ -538,6 +547,11 @@ static void member_over(struct head *h, struct seat *s)
     uint32_t n = long_lived ? 0 : s->rec->restarts; /* one a day is no reason to give up */
     struct fl_err err;
 
+    if (how && !seat_wants_end(s) && unrunnable(s)) {
+        if (set_state(s, FL__SEAT_STATE__SEAT_CLOSED) == FL_OK)
+            joblog_note(s->job, "%s; it is not started again: its command cannot be run there", ending(s));
+        return;
+    }
     if (seat_wants_end(s) || !how || n >= how->restart_max) {
         bool for_good = how && !seat_wants_end(s);
 
@@ -690,6 +704,7 @@ void members_fill(struct head *h, const struct seat *s, Fl__Where *w, Fl__SeatRe
                                                                          : MEMBER_STARTING;
     if (s->rec->exit)
         w->why = s->rec->exit->why;
+    w->has_unrunnable = w->unrunnable = w->state == MEMBER_ENDED && unrunnable(s);
     if (!n)
         return;
     w->node = n->rec->name;

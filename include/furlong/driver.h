@@ -52,8 +52,9 @@ struct furlong_launch_opts {
  * argv, env       NULL-terminated; env: NAME=VALUE on top of the daemon's; NULL: none
  * o               NULL: no restarts, no deadline
  * FL_TIMEOUT      names who has not joined
- * FL_UNREACHABLE  a member ended for good before; its last words are in err. Either way all members
- *                 are ended again and *out stays untouched */
+ * FL_NOT_FOUND    a shell's command is not there on a member's node, or may not be run (exit code 127, 126)
+ * FL_UNREACHABLE  a member ended for good before; its last words are in err. Whichever it is, all
+ *                 members are ended again and *out stays untouched */
 enum fl_status furlong_launch(struct furlong *f, const struct furlong_layout *y, const char *role,
                               char *const argv[], char *const env[],
                               const struct furlong_launch_opts *o, struct furlong_group **out,

@@ -137,6 +137,8 @@ def test_bad_input():
             (["train", "--prompt-data=/nowhere/p.jsonl"], 2, ["--prompt-data", "/nowhere/p.jsonl"]),
             (["train", "--hf-checkpoint=/nowhere/hf"], 2, ["--hf-checkpoint", "/nowhere/hf/config.json"]),
             (["train", f"--hf-checkpoint={hostile}"], 2, ["--hf-checkpoint", f"{hostile}/model.safetensors", "tensor a has data_offsets 0 to 99999999"]),
+            (["train", "--trainer-cmd=/nowhere/t --flag"], 2, ["--trainer-cmd", "'/nowhere/t --flag'", "not found", "127"]),
+            (["train", "--rollout-cmd=/etc/passwd"], 2, ["--rollout-cmd", "'/etc/passwd'", "126"]),
             (["train", "--run-dir=/proc/nowhere"], 1, ["--run-dir", "/proc/nowhere"]),
             (["train", f"--prompt-data={lines}", "--num-rollout=1"], 2, ["line 2", "label", "--label-key"]),
             (["train", f"--prompt-data={broken}", "--num-rollout=1"], 2, ["line 2", "JSON"]),

@@ -11,6 +11,7 @@ struct member {
     struct client_where at;
     char node[64], why[256];
     bool holds;            /* a version of the plane that ends here */
+    bool unrunnable;       /* ENDED because its command could not be run */
     uint32_t late_attempt; /* that was waited for in vain; 0: none */
     bool late_answers;
     char late_why[256];

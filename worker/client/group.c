@@ -8,7 +8,7 @@
 enum { ARGS_MAX = 4096, END_MS = 60000 };
 
 /* ---- waiting -------------------------------------------------------------------------------- */
-enum standing { STANDS_READY, STANDS_LATE, STANDS_OVER };
+enum standing { STANDS_READY, STANDS_LATE, STANDS_OVER, STANDS_UNRUNNABLE };
 
 /* mu is held. The first that has ended for good decides; else those that are late are named. */
 static enum standing group_standing(const struct furlong_group *g, const uint32_t *after,
@@ -25,7 +25,7 @@ static enum standing group_standing(const struct furlong_group *g, const uint32_
             who->len = 0;
             member_print(m, who);
             fl_str_add(who, " ended: %s", *m->why ? m->why : "no cause is known");
-            return STANDS_OVER;
+            return m->unrunnable ? STANDS_UNRUNNABLE : STANDS_OVER;
         }
         if (m && m->state == FURLONG_LIVE && !old && (!feeds || m->holds))
             continue;
@@ -67,7 +67,11 @@ static enum fl_status group_wait(struct furlong_group *g, const uint32_t *after,
     pthread_mutex_unlock(&d->mu);
     if (is == STANDS_READY)
         return FL_OK;
-    return fl_fail(err, is == STANDS_OVER ? FL_UNREACHABLE : FL_TIMEOUT, "%s", text);
+    return fl_fail(err,
+                   is == STANDS_UNRUNNABLE ? FL_NOT_FOUND
+                   : is == STANDS_OVER     ? FL_UNREACHABLE
+                                           : FL_TIMEOUT,
+                   "%s", text);
 }
 
 enum fl_status furlong_group_wait(struct furlong_group *g, uint32_t budget_ms, struct fl_err *err)

@@ -118,6 +118,7 @@ static bool member_take(struct member *m, const Fl__Where *w, struct fl_seat_ref
     *ended = m->at.who;
     m->at = at;
     m->state = w->state;
+    m->unrunnable = w->unrunnable;
     m->holds = m->holds && !over;
     (void)FL_COPY(m->node, w->node ? w->node : "");
     if (w->why && *w->why)

@@ -211,6 +211,8 @@ static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct f
         st = furlong_launch(s->f, s->layout, side_roles[side], w.at, NULL, &o, &s->groups[side],
                             err);
     words_free(&w);
+    if (st == FL_NOT_FOUND && command)
+        return fl_wrap(err, st, "--%s-cmd '%s' cannot be run: give a program that each node has", side_roles[side], command);
     if (st != FL_OK)
         return fl_wrap(err, st, "start the %ss", side_roles[side]);
     d->n_of[side] = furlong_group_size(s->groups[side]);
