@@ -19,8 +19,8 @@ static void print_resources(const json_t *resources)
         if (strncmp(name, "node:", 5) == 0) /* one of each node: says nothing here */
             continue;
         if (strcmp(name, "memory") == 0 || strcmp(name, "object_store_memory") == 0) {
-            cli_bytes(used, u);
-            cli_bytes(total, all);
+            (void)fl_bytes_text(used, (uint64_t)u);
+            (void)fl_bytes_text(total, (uint64_t)all);
         } else {
             snprintf(used, sizeof(used), "%g", u);
             snprintf(total, sizeof(total), "%g", all);

@@ -130,17 +130,6 @@ void cli_table_destroy(struct cli_table *t)
     free(t);
 }
 
-const char *cli_bytes(char out[24], double bytes)
-{
-    static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
-    size_t u = 0;
-
-    for (; bytes >= 1024 && u + 1 < sizeof(unit) / sizeof(*unit); u++)
-        bytes /= 1024;
-    snprintf(out, 24, bytes < 10 && u > 0 ? "%.1f %s" : "%.0f %s", bytes, unit[u]);
-    return out;
-}
-
 const char *cli_duration(char out[24], double seconds)
 {
     unsigned long s = seconds < 0 ? 0 : (unsigned long)(seconds + 0.5);

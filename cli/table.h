@@ -13,7 +13,5 @@ void cli_table_print(const struct cli_table *t, FILE *to);              /* nothi
 size_t cli_table_rows(const struct cli_table *t);
 void cli_table_destroy(struct cli_table *t);
 
-/* 1234567 bytes as "1.2 MiB"; out has room for 24. */
-const char *cli_bytes(char out[24], double bytes);
 /* 3723 seconds as "1h 2m"; out has room for 24. */
 const char *cli_duration(char out[24], double seconds);

@@ -3,6 +3,7 @@
 
 #include "cli/quote.h"
 #include "cli/table.h"
+#include "common/base/str.h"
 #include "tests/t.h"
 
 static void test_columns_line_up(void **state)
@@ -51,9 +52,9 @@ static void test_sizes(void **state)
     char b[24];
 
     (void)state;
-    t_str_eq(cli_bytes(b, 512), "512 B");
-    t_str_eq(cli_bytes(b, 1536), "1.5 KiB");
-    t_str_eq(cli_bytes(b, 3.0 * (1 << 30)), "3.0 GiB");
+    t_str_eq(fl_bytes_text(b, 512), "512 B");
+    t_str_eq(fl_bytes_text(b, 1536), "1.5 KiB");
+    t_str_eq(fl_bytes_text(b, 3ull << 30), "3.0 GiB");
     t_str_eq(cli_duration(b, 59.7), "1m 0s");
     t_str_eq(cli_duration(b, 3723), "1h 2m");
     t_str_eq(cli_duration(b, 200000), "2d 7h");
