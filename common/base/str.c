@@ -163,30 +163,33 @@ const char *fl_bytes_text(char out[16], uint64_t bytes)
     return out;
 }
 
+/* Two letters in the wrong order are one mistake. */
 unsigned fl_edit_distance(const char *a, const char *b)
 {
     enum { LONGEST = 64 };
-    unsigned row[LONGEST + 1];
+    unsigned rows[3][LONGEST + 1] = { 0 }, *now = rows[0];
     size_t la = strlen(a), lb = strlen(b);
 
     if (la > LONGEST || lb > LONGEST)
         return LONGEST;
     for (size_t j = 0; j <= lb; j++)
-        row[j] = (unsigned)j;
+        now[j] = (unsigned)j;
     for (size_t i = 1; i <= la; i++) {
-        unsigned corner = row[0];
+        const unsigned *before = rows[(i + 1) % 3], *last = rows[(i + 2) % 3];
 
-        row[0] = (unsigned)i;
+        now = rows[i % 3];
+        now[0] = (unsigned)i;
         for (size_t j = 1; j <= lb; j++) {
-            unsigned best = corner + (a[i - 1] != b[j - 1]);
+            unsigned best = last[j - 1] + (a[i - 1] != b[j - 1]);
 
-            corner = row[j];
-            best = row[j] + 1 < best ? row[j] + 1 : best;
-            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
-            row[j] = best;
+            best = last[j] + 1 < best ? last[j] + 1 : best;
+            best = now[j - 1] + 1 < best ? now[j - 1] + 1 : best;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                best = before[j - 2] + 1 < best ? before[j - 2] + 1 : best;
+            now[j] = best;
         }
     }
-    return row[lb];
+    return now[lb];
 }
 
 bool fl_name_is_secret(const char *name)

@@ -170,6 +170,9 @@ static void words_are_compared(void **state)
     t_int_eq(fl_edit_distance("colocat", "colocate"), 1);
     t_int_eq(fl_edit_distance("", "abc"), 3);
     t_int_eq(fl_edit_distance("kitten", "sitting"), 3);
+    t_int_eq(fl_edit_distance("lits", "list"), 1);
+    t_int_eq(fl_edit_distance("ab", "ba"), 1);
+    t_int_eq(fl_edit_distance("ca", "abc"), 3);
     t_true(fl_name_is_secret("HF_TOKEN") && fl_name_is_secret("wandb_api_key"));
     t_true(fl_name_is_secret("KEY") && !fl_name_is_secret("input-key"));
     t_true(!fl_name_is_secret("PATH"));
