@@ -33,10 +33,26 @@ enum fl_status cli_url_of(const char *address, char url[CLI_URL_BYTES], struct f
     return s.cut ? fl_fail(err, FL_INVALID, "address '%.40s...' is too long", address) : FL_OK;
 }
 
-void cli_trust(const struct cli_cluster *c, struct http_ask *ask)
+enum fl_status cli_request(const struct cli_cluster *c, const char *method, const char *path, const char *own,
+                           uint32_t timeout_ms, struct cli_request *r, struct fl_err *err)
 {
-    ask->ca_path = *c->ca ? c->ca : getenv("RAY_TLS_CA_CERT");
-    ask->unverified = c->unverified;
+    size_t n = 0;
+
+    *r = (struct cli_request){ .ask = { .method = method, .timeout_ms = timeout_ms, .answer_max_bytes = c->answer_max_bytes, .unverified = c->unverified } };
+    if ((size_t)snprintf(r->url, sizeof(r->url), "%s%s", c->url, path) >= sizeof(r->url))
+        return fl_fail(err, FL_INVALID, "request to %.80s: the path %.60s... is too long", c->url, path);
+    if (own)
+        r->headers[n++] = own;
+    for (size_t i = 0; i < CLI_HEADERS && c->headers[i]; i++)
+        r->headers[n++] = c->headers[i];
+    if (*c->token) {
+        snprintf(r->bearer, sizeof(r->bearer), "Authorization: Bearer %s", c->token);
+        r->headers[n++] = r->bearer;
+    }
+    r->ask.url = r->url;
+    r->ask.headers = r->headers;
+    r->ask.ca_path = *c->ca ? c->ca : getenv("RAY_TLS_CA_CERT");
+    return FL_OK;
 }
 
 static enum fl_status from_here(struct cli_cluster *c, struct fl_err *err)
@@ -291,33 +307,17 @@ enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const ch
                        const json_t *body, uint32_t timeout_ms, struct http_answer *out,
                        struct fl_err *err)
 {
-    char url[CLI_URL_BYTES + 512], bearer[CLI_TOKEN_BYTES + 32];
-    const char *headers[CLI_HEADERS + 3] = { 0 };
-    size_t n = 0;
+    struct cli_request r;
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
-    struct fl_str u = FL_STR_ON(url);
+    enum fl_status st = body && !text ? fl_fail(err, FL_EXHAUSTED, "no memory for a request to %.80s", c->url)
+                                      : cli_request(c, method, path, body ? "Content-Type: application/json" : NULL, timeout_ms, &r, err);
 
-    fl_str_add(&u, "%s%s", c->url, path);
-    if (u.cut || (body && !text)) {
+    if (st != FL_OK) {
         free(text);
-        return fl_fail(err, FL_INVALID, "request to %.80s...: too long", c->url);
+        return st;
     }
-    if (body)
-        headers[n++] = "Content-Type: application/json";
-    for (size_t i = 0; i < CLI_HEADERS && c->headers[i]; i++)
-        headers[n++] = c->headers[i];
-    if (*c->token) {
-        struct fl_str b = FL_STR_ON(bearer);
-
-        fl_str_add(&b, "Authorization: Bearer %s", c->token);
-        headers[n++] = bearer;
-    }
-    struct http_ask ask = { .method = method, .url = url, .headers = headers,
-                            .body = { text, text ? strlen(text) : 0 }, .timeout_ms = timeout_ms,
-                            .answer_max_bytes = c->answer_max_bytes };
-    cli_trust(c, &ask);
-    enum fl_status st = http_fetch(&ask, out, err);
-
+    r.ask.body = (struct fl_bytes){ text, text ? strlen(text) : 0 };
+    st = http_fetch(&r.ask, out, err);
     free(text);
     if (st != FL_OK && err && err->origin == FL_FROM_CURL && err->native == NO_HTTP)
         return fl_fail(err, FL_INVALID, "%s is the port that worker daemons join, not the one for commands and jobs: that is the head's "

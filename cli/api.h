@@ -15,8 +15,17 @@ struct cli_cluster {
     char ca[FL_PATH_MAX]; /* of https: a file of certificates that are trusted; "": RAY_TLS_CA_CERT, or the system's */
     bool unverified;      /* of https: whoever answers is believed */
 };
-/* How the cluster's certificate is judged, for requests that are made without cli_ask(). */
-void cli_trust(const struct cli_cluster *c, struct http_ask *ask);
+struct cli_request { /* ask points into it: it stays where it is */
+    struct http_ask ask;
+    char url[CLI_URL_BYTES + 512], bearer[CLI_TOKEN_BYTES + 32];
+    const char *headers[CLI_HEADERS + 3];
+};
+/* A request to the cluster as all are made: its address, token and headers, and how its certificate is judged. For those
+ * that cli_ask() does not make. method NULL: as http_ask has it; path begins with /; own: one header more, or NULL.
+ *
+ * FL_INVALID: the path is too long */
+enum fl_status cli_request(const struct cli_cluster *c, const char *method, const char *path, const char *own,
+                           uint32_t timeout_ms, struct cli_request *r, struct fl_err *err);
 
 /* The cluster that address names, else FURLONG_ADDRESS, else RAY_ADDRESS, else the head that runs here.
  *

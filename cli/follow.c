@@ -10,7 +10,7 @@
 #include "common/base/loop.h"
 #include "common/base/str.h"
 
-enum { POLL_MS = 20000, ASK_MS = 30000, BACK_OFF_MS = 200, STOP_MS = 10000, BAR_CELLS = 24, OWN_MAX = 2, OWN_GRACE_MS = 1000, LOOK_MS = 500 };
+enum { POLL_MS = 20000, ASK_MS = 30000, BACK_OFF_MS = 200, STOP_MS = 10000, BAR_CELLS = 24, OWN_MAX = 2, OWN_GRACE_MS = 1000, LOOK_MS = 500, PATH_BYTES = 256 };
 
 /* One of the two things that are read to their end: the log's bytes and the step records. */
 struct reader {
@@ -43,7 +43,6 @@ struct follow {
     } own[OWN_MAX];
     struct fl_timer own_due; /* the job's end may be on its way still */
     const struct cli_daemon *own_gone;
-    bool stop_sent;
     enum fl_status st;
     struct fl_err err;
 };
@@ -193,18 +192,12 @@ static void on_answer(struct http_call *call, enum fl_status st, struct http_ans
 static void ask(struct reader *r)
 {
     struct follow *f = r->f;
-    char url[CLI_URL_BYTES + 256], bearer[CLI_TOKEN_BYTES + 32] = "Authorization: Bearer ";
-    struct fl_str u = FL_STR_ON(url);
-    const char *headers[] = { bearer, NULL };
-
-    fl_str_add(&u, "%s/api/furlong/jobs/%s/%s?%s=%llu&wait_ms=%d", f->c->url, f->job, r->what,
-               r->query, (unsigned long long)r->next, POLL_MS);
-    (void)fl_copy(bearer + strlen(bearer), sizeof(bearer) - strlen(bearer), f->c->token);
-    struct http_ask a = { .url = url, .headers = *f->c->token ? headers : NULL, .timeout_ms = ASK_MS };
+    char path[PATH_BYTES];
+    struct cli_request q;
     struct fl_err err = { 0 };
 
-    cli_trust(f->c, &a);
-    if (http_start(f->client, &a, &r->call, &err) != FL_OK)
+    snprintf(path, sizeof(path), "/api/furlong/jobs/%s/%s?%s=%llu&wait_ms=%d", f->job, r->what, r->query, (unsigned long long)r->next, POLL_MS);
+    if (cli_request(f->c, NULL, path, NULL, ASK_MS, &q, &err) != FL_OK || http_start(f->client, &q.ask, &r->call, &err) != FL_OK)
         away(r, &err);
 }
 
@@ -212,17 +205,12 @@ static void ask(struct reader *r)
 static void on_look_due(struct fl_timer *t, uint64_t now_ns)
 {
     struct follow *f = container_of(t, struct follow, look_due);
-    char url[CLI_URL_BYTES + 256], bearer[128] = "Authorization: Bearer ";
-    struct fl_str u = FL_STR_ON(url);
-    const char *headers[] = { bearer, NULL };
+    char path[PATH_BYTES];
+    struct cli_request q;
 
     (void)now_ns;
-    fl_str_add(&u, "%s/api/furlong/jobs/%s", f->c->url, f->job);
-    (void)fl_copy(bearer + strlen(bearer), sizeof(bearer) - strlen(bearer), f->c->token);
-    struct http_ask a = { .url = url, .headers = *f->c->token ? headers : NULL, .timeout_ms = ASK_MS };
-
-    cli_trust(f->c, &a);
-    if (http_start(f->client, &a, &f->look, NULL) != FL_OK)
+    snprintf(path, sizeof(path), "/api/furlong/jobs/%s", f->job);
+    if (cli_request(f->c, NULL, path, NULL, ASK_MS, &q, NULL) != FL_OK || http_start(f->client, &q.ask, &f->look, NULL) != FL_OK)
         fl_timer_arm_in(f->loop, &f->look_due, LOOK_MS);
 }
 
@@ -240,7 +228,7 @@ static void on_look(struct http_call *call, enum fl_status st, struct http_answe
         bar_clear(f);
         fprintf(stderr, "job %s waits: %s\n", f->job, why);
     }
-    if (!o || strcmp(cli_text(o, "status"), "PENDING") == 0)
+    if (st != FL_OK || strcmp(cli_text(o, "status"), "PENDING") == 0)
         fl_timer_arm_in(f->loop, &f->look_due, LOOK_MS);
     json_decref(o);
 }
@@ -290,8 +278,7 @@ static void on_stop_answer(struct http_call *call, enum fl_status st, struct htt
 {
     struct follow *f = container_of(call, struct follow, stop);
 
-    f->stop_sent = false;
-    if (st == FL_OK && a->status < 400)
+    if (st == FL_CANCELLED || (st == FL_OK && a->status < 400)) /* cancelled: its end was heard before the answer */
         return;
     fprintf(stderr, "furlong: job %s was not stopped: %s; press Ctrl-C again to leave it running\n",
             f->job, st != FL_OK ? err->text : "the head refused");
@@ -300,9 +287,8 @@ static void on_stop_answer(struct http_call *call, enum fl_status st, struct htt
 static void on_signal(void *arg, int signal, int from_pid)
 {
     struct follow *f = arg;
-    char url[CLI_URL_BYTES + 128], bearer[CLI_TOKEN_BYTES + 32] = "Authorization: Bearer ";
-    struct fl_str u = FL_STR_ON(url);
-    const char *headers[] = { bearer, NULL };
+    char path[PATH_BYTES];
+    struct cli_request q;
     struct fl_err err = { 0 };
 
     (void)signal;
@@ -315,14 +301,8 @@ static void on_signal(void *arg, int signal, int from_pid)
         return;
     }
     fprintf(stderr, "furlong: stopping job %s; press Ctrl-C again to stop waiting for it\n", f->job);
-    fl_str_add(&u, "%s/api/jobs/%s/stop", f->c->url, f->job);
-    (void)fl_copy(bearer + strlen(bearer), sizeof(bearer) - strlen(bearer), f->c->token);
-    struct http_ask a = { .method = "POST", .url = url, .headers = *f->c->token ? headers : NULL,
-                          .timeout_ms = STOP_MS };
-
-    cli_trust(f->c, &a);
-    f->stop_sent = http_start(f->client, &a, &f->stop, &err) == FL_OK;
-    if (!f->stop_sent)
+    snprintf(path, sizeof(path), "/api/jobs/%s/stop", f->job);
+    if (cli_request(f->c, "POST", path, NULL, STOP_MS, &q, &err) != FL_OK || http_start(f->client, &q.ask, &f->stop, &err) != FL_OK)
         fprintf(stderr, "furlong: %s\n", err.text);
 }
 

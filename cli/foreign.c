@@ -89,22 +89,15 @@ static enum fl_status on_piece(void *arg, unsigned status, struct fl_bytes piece
 /* Until it is closed or breaks. */
 static enum fl_status read_log(struct follow *f, struct fl_err *err)
 {
-    char url[CLI_URL_BYTES + 192], bearer[CLI_TOKEN_BYTES + 32];
-    const char *headers[CLI_HEADERS + 2] = { 0 };
-    size_t n = 0;
+    char path[192];
+    struct cli_request r;
 
-    snprintf(url, sizeof(url), "%s/api/jobs/%s/logs/tail", f->c->url, f->job);
-    for (size_t i = 0; i < CLI_HEADERS && f->c->headers[i]; i++)
-        headers[n++] = f->c->headers[i];
-    if (*f->c->token) {
-        snprintf(bearer, sizeof(bearer), "Authorization: Bearer %s", f->c->token);
-        headers[n++] = bearer;
-    }
+    snprintf(path, sizeof(path), "/api/jobs/%s/logs/tail", f->job);
+    FL_TRY(cli_request(f->c, NULL, path, NULL, ASK_MS, &r, err));
     f->skip = f->shown;
-    struct http_ask ask = { .url = url, .headers = headers, .timeout_ms = ASK_MS, .piece = on_piece, .arg = f };
-
-    cli_trust(f->c, &ask);
-    return http_ws_read(&ask, f->signals, err);
+    r.ask.piece = on_piece;
+    r.ask.arg = f;
+    return http_ws_read(&r.ask, f->signals, err);
 }
 
 /* Where WebSockets do not get through: the log as a whole, and what is new of it. */

@@ -372,10 +372,9 @@ static enum fl_status make(const char *dir, const char *prefix, const json_t *ex
 /* ==== to the head ================================================================================== */
 static enum fl_status upload(const struct cli_cluster *c, const char *name, const struct bytes *zip, struct fl_err *err)
 {
-    char path[128], url[CLI_URL_BYTES + 128], bearer[CLI_TOKEN_BYTES + 32];
+    char path[128];
     struct http_answer a = { 0 };
-    const char *headers[CLI_HEADERS + 2] = { "Content-Type: application/octet-stream" };
-    size_t n = 1;
+    struct cli_request r;
     enum fl_status st;
 
     snprintf(path, sizeof(path), "/api/packages/gcs/%s", name);
@@ -385,20 +384,11 @@ static enum fl_status upload(const struct cli_cluster *c, const char *name, cons
     http_answer_fini(&a);
     if (status == 200) /* it is there */
         return FL_OK;
-    for (size_t i = 0; i < CLI_HEADERS && c->headers[i]; i++)
-        headers[n++] = c->headers[i];
-    if (*c->token) {
-        snprintf(bearer, sizeof(bearer), "Authorization: Bearer %s", c->token);
-        headers[n++] = bearer;
-    }
-    snprintf(url, sizeof(url), "%s%s", c->url, path);
-    struct http_ask ask = { .method = "PUT", .url = url, .headers = headers, .timeout_ms = UPLOAD_MS,
-                            .body = { zip->data, zip->len } };
-
-    cli_trust(c, &ask);
-    st = http_fetch(&ask, &a, err);
+    FL_TRY(cli_request(c, "PUT", path, "Content-Type: application/octet-stream", UPLOAD_MS, &r, err));
+    r.ask.body = (struct fl_bytes){ zip->data, zip->len };
+    st = http_fetch(&r.ask, &a, err);
     if (st == FL_OK && a.status != 200)
-        st = fl_fail(err, a.status >= 500 || a.status == 413 ? FL_EXHAUSTED : FL_INVALID, "%s: a package of %zu bytes is answered %u: %.160s", url, zip->len, a.status,
+        st = fl_fail(err, a.status >= 500 || a.status == 413 ? FL_EXHAUSTED : FL_INVALID, "%s: a package of %zu bytes is answered %u: %.160s", r.url, zip->len, a.status,
                      a.body ? a.body : "");
     http_answer_fini(&a);
     return st;
