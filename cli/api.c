@@ -369,7 +369,7 @@ enum fl_status cli_call(const struct cli_cluster *c, const char *method, const c
     json_t *o;
 
     FL_TRY(cli_fetch(c, method, path, body, timeout_ms, &a, err));
-    o = json_loadb(a.body, a.body_len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &bad);
+    o = json_loadb(a.body, a.body_len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &bad); /* a log may have one */
     http_answer_fini(&a);
     if (!o)
         return fl_fail(err, FL_CORRUPT, "%s%s answered what is not JSON: %s; is that the HTTP address of a head?", c->url, path, bad.text);

@@ -255,7 +255,7 @@ static void show_line(struct shown *s)
 
     json_decref(o);
     if (!is_rays(s->line))
-        fputs(s->line, to);
+        fwrite(s->line, 1, s->len, to);
     fflush(to);
     s->len = 0;
 }

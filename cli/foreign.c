@@ -40,7 +40,7 @@ static uint64_t now_ms(void)
 }
 
 /* ==== Ctrl-C ======================================================================================= */
-static enum fl_status stop_job(struct follow *f)
+static void stop_job(struct follow *f)
 {
     char path[192];
     struct fl_err err = { 0 };
@@ -49,7 +49,6 @@ static enum fl_status stop_job(struct follow *f)
     fprintf(stderr, "%s: stopping job %s; press Ctrl-C again to stop waiting for it\n", f->how->program, f->job);
     if (cli_call(f->c, "POST", path, NULL, STOP_MS, NULL, &err) != FL_OK)
         fprintf(stderr, "%s: job %s was not stopped: %s\n", f->how->program, f->job, err.text);
-    return FL_OK;
 }
 
 static enum fl_status on_signal(struct follow *f, struct fl_err *err)
@@ -61,7 +60,7 @@ static enum fl_status on_signal(struct follow *f, struct fl_err *err)
             return fl_fail(err, FL_CANCELLED, "no longer waiting for job %s, which %s", f->job,
                            f->how->leave ? "goes on" : "was asked to stop");
         else
-            (void)stop_job(f);
+            stop_job(f);
     return FL_OK;
 }
 
@@ -108,12 +107,13 @@ static enum fl_status ask_log(struct follow *f, struct fl_err *err)
 
     snprintf(path, sizeof(path), "/api/jobs/%s/logs", f->job);
     FL_TRY(cli_call(f->c, "GET", path, NULL, ASK_MS, &o, err));
-    const char *text = cli_text(o, "logs");
+    const json_t *logs = json_object_get(o, "logs");
+    struct fl_bytes text = { cli_text(o, "logs"), json_string_length(logs) };
 
-    if (strncmp(text, "[LOG TRUNCATED", 14) == 0)
-        text = ""; /* its last part: where it begins is not told */
+    if (strncmp(text.data, "[LOG TRUNCATED", 14) == 0)
+        text.len = 0; /* its last part: where it begins is not told */
     f->skip = f->shown;
-    (void)on_piece(f, 200, (struct fl_bytes){ text, strlen(text) });
+    (void)on_piece(f, 200, text);
     json_decref(o);
     return FL_OK;
 }
@@ -132,7 +132,7 @@ static enum fl_status away(struct follow *f, struct fl_err *err)
     if (!f->away_since_ms)
         f->away_since_ms = now;
     if (now - f->away_since_ms > f->how->away_max_ms)
-        return fl_fail(err, FL_UNREACHABLE, "the head at %s has been away for %u s (%.120s); job %s goes on without a watcher", f->c->url,
+        return fl_fail(err, FL_UNREACHABLE, "the head at %s has been away for %u s (%.120s); job %s is not watched any more", f->c->url,
                        f->how->away_max_ms / 1000, why.text, f->job);
     if (!f->away_said && now - f->away_since_ms > AWAY_SAID_MS)
         fprintf(stderr, "%s: the head at %s does not answer; the job goes on, waiting for it\n", f->how->program, f->c->url);
@@ -159,17 +159,19 @@ static enum fl_status turn(struct follow *f, json_t **details, struct fl_err *er
         return passes(st) ? away(f, err) : st;
     bool over = cli_job_over(cli_text(o, "status"));
 
-    f->away_since_ms = 0;
-    f->away_said = false;
     f->broken = log == FL_OK ? 0 : f->broken + (log != FL_UNSUPPORTED);
     if (log == FL_UNSUPPORTED && (st = ask_log(f, err)) == FL_OK)
         log = FL_OK;
+    if (st == FL_OK) {
+        f->away_since_ms = 0;
+        f->away_said = false;
+    }
     if (over && log == FL_OK) { /* a socket that something between closed before the end looks the same */
         *details = o;
         return f->shown < WHOLE_MAX ? ask_log(f, err) : FL_OK;
     }
     json_decref(o);
-    return st == FL_OK || passes(st) ? rest(f, err) : st;
+    return st == FL_OK ? rest(f, err) : passes(st) ? away(f, err) : st;
 }
 
 enum fl_status foreign_follow(const struct cli_cluster *c, const char *job, const struct foreign_follow *how, json_t **details,

@@ -385,7 +385,7 @@ def test_what_cannot_be_used_is_said():
 class Ray(http.server.BaseHTTPRequestHandler):
     """A head as Ray's whose connections break: each reading of the log ends where the next row says."""
     protocol_version = "HTTP/1.1"
-    log = "".join(f"line {i}\n" for i in range(200))
+    log = "".join(f"line {i}\n" for i in range(200)) + "a zero \0 byte\n"
     cuts, asked = [], []  # bytes of the log that a connection gets before it breaks; -1: no socket, 400
 
     def answer(self, text, code=200, kind="application/json"):
