@@ -247,29 +247,30 @@ static void last_words(const char *body, char *out, size_t cap)
             *p = ' ';
 }
 
-/* On Ray's paths the head answers with the last line of Ray's trace: what follows the name of its exception. */
+/* On Ray's paths our head answers with a sentence, or as Ray's with the name of an exception in front of it; NULL: neither. */
 static const char *ray_said(const struct http_answer *a)
 {
     static const char *const kinds[] = { "ValueError: ", "TypeError: ", "RuntimeError: " };
+    char text[64];
 
     for (size_t i = 0; i < FL_LEN(kinds); i++)
         if (a->body_len > strlen(kinds[i]) && strncmp(a->body, kinds[i], strlen(kinds[i])) == 0)
             return a->body + strlen(kinds[i]);
-    return NULL;
+    return a->body_len && !strchr(a->body, '\n') && http_answer_header(a, HTTP_PRODUCT_HEADER, text, sizeof(text)) ? a->body : NULL;
 }
 
 static enum fl_status explain(const struct cli_cluster *c, const char *path,
                               const struct http_answer *a, struct fl_err *err)
 {
     json_t *o = json_loadb(a->body, a->body_len, JSON_REJECT_DUPLICATES, NULL);
-    const char *said = cli_text(o, "error");
+    const char *said = cli_text(o, "error"), *ours = ray_said(a);
     char words[160];
     enum fl_status st = status_of(a->status);
 
     if (*said) {
         (void)fl_fail(err, st, "%s", said);
-    } else if (ray_said(a)) {
-        (void)fl_fail(err, st, "%s", ray_said(a));
+    } else if (ours) {
+        (void)fl_fail(err, st, "%s", ours);
     } else {
         last_words(a->body_len ? a->body : "(nothing)", words, sizeof(words));
         (void)fl_fail(err, st, "%s%s answered %u: %s", c->url, path, a->status, words);

@@ -124,9 +124,24 @@ static int job_list(int argc, char **argv)
                      : cli_list_jobs(o.program, &common);
 }
 
+void cli_job_why(const json_t *job, char *out, size_t cap)
+{
+    const char *why = cli_text(job, "why"), *status = cli_text(job, "status");
+    bool ended = strcmp(status, "FAILED") == 0 || strcmp(status, "STOPPED") == 0;
+
+    if (!*why && ended)
+        why = cli_text(job, "message");
+    const char *log = strstr(why, ", last available logs"); /* what it printed is for furlong job logs */
+    size_t len = log ? (size_t)(log - why) : strcspn(why, "\n");
+
+    snprintf(out, cap, "%.*s", (int)len, why);
+}
+
 static void print_job(const json_t *j)
 {
     const json_t *driver = json_object_get(j, "driver");
+    bool waits = *cli_text(j, "why");
+    char why[1024];
 
     printf("job %s: %s", cli_text(j, "submission_id"), cli_text(j, "status"));
     if (json_is_integer(json_object_get(j, "exit_code")))
@@ -134,12 +149,28 @@ static void print_job(const json_t *j)
     if (json_is_integer(json_object_get(j, "signal")))
         printf(", signal %lld", (long long)cli_int(j, "signal"));
     printf("\n  %s\n", cli_text(j, "entrypoint"));
-    if (*cli_text(j, "why"))
-        printf("  waits: %s\n", cli_text(j, "why"));
+    cli_job_why(j, why, sizeof(why));
+    if (*why)
+        printf("  %s%s\n", waits ? "waits: " : "", why);
     if (*cli_text(driver, "node"))
         printf("  command on node %s at %s: %s\n", cli_text(driver, "node"), cli_text(driver, "address"), cli_text(driver, "why"));
-    if (*cli_text(j, "message"))
-        printf("  %s\n", cli_text(j, "message"));
+    if (strcmp(cli_text(j, "status"), "FAILED") == 0)
+        printf("  what it printed: furlong job logs %s\n", cli_text(j, "submission_id"));
+}
+
+/* BEFORE/JOB/BEHIND, asked for the job that is the only word. -1: *answer is the head's, to json_decref(); or the exit code. */
+static int ask_job(const struct fl_opts *o, const struct cli_common *common, const char *method, const char *before, const char *behind,
+                   struct cli_cluster *c, json_t **answer)
+{
+    char path[CLI_JOB_BYTES + 64];
+    struct fl_err err = { 0 };
+
+    if (o->n_words != 1 || strlen(o->words[0]) >= CLI_JOB_BYTES)
+        return no_such_job(o->program);
+    snprintf(path, sizeof(path), "%s/%s%s", before, o->words[0], behind);
+    return cli_cluster_find(common->address, c, &err) != FL_OK || cli_call(c, method, path, NULL, 30000, answer, &err) != FL_OK
+               ? cli_failed(o->program, &err)
+               : -1;
 }
 
 /* A verb with one job as its word: one request, one answer. */
@@ -149,20 +180,14 @@ static int one_job(const char *program, const char *about, const char *path_of, 
     struct cli_common common = { 0 };
     struct fl_opts o = { .program = program, .usage = "JOB [OPTION...]", .about = about,
                          .tables = { { NULL, cli_common_opts, &common } } };
-    char path[CLI_JOB_BYTES + 64];
     struct cli_cluster c;
-    struct fl_err err = { 0 };
     json_t *answer;
     int rc = fl_opts_main(&o, argc, argv);
 
+    if (rc < 0)
+        rc = ask_job(&o, &common, "GET", "/api/furlong/jobs", path_of, &c, &answer);
     if (rc >= 0)
         return rc;
-    if (o.n_words != 1 || strlen(o.words[0]) >= CLI_JOB_BYTES)
-        return no_such_job(program);
-    snprintf(path, sizeof(path), "/api/furlong/jobs/%s%s", o.words[0], path_of);
-    if (cli_cluster_find(common.address, &c, &err) != FL_OK ||
-        cli_call(&c, "GET", path, NULL, 30000, &answer, &err) != FL_OK)
-        return cli_failed(program, &err);
     if (common.json)
         cli_print_json(answer);
     else
@@ -203,20 +228,15 @@ static int job_stop(int argc, char **argv)
     struct fl_opts o = { .program = "furlong job stop", .usage = "JOB [OPTION...]",
                          .about = "Asks the job's command and all its workers to end, ends by force what does not, and waits for it.",
                          .tables = { { NULL, stop_opts, &s }, { NULL, cli_common_opts, &s.common } } };
-    char path[CLI_JOB_BYTES + 64];
     struct cli_cluster c;
     struct fl_err err = { 0 };
     json_t *answer;
     int rc = fl_opts_main(&o, argc, argv);
 
+    if (rc < 0)
+        rc = ask_job(&o, &s.common, "POST", "/api/jobs", "/stop", &c, &answer);
     if (rc >= 0)
         return rc;
-    if (o.n_words != 1 || strlen(o.words[0]) >= CLI_JOB_BYTES)
-        return no_such_job(o.program);
-    snprintf(path, sizeof(path), "/api/jobs/%s/stop", o.words[0]);
-    if (cli_cluster_find(s.common.address, &c, &err) != FL_OK ||
-        cli_call(&c, "POST", path, NULL, 30000, &answer, &err) != FL_OK)
-        return cli_failed(o.program, &err);
     bool live = json_is_true(json_object_get(answer, "stopped"));
 
     if (live && !s.no_wait && wait_end(&c, o.words[0], &err) != FL_OK) {

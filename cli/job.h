@@ -15,6 +15,8 @@ bool cli_wants_put(json_t *submission, const struct cli_wants *w); /* false: no 
 /* Durable when it returns. submission: body of POST /api/jobs/. */
 enum fl_status cli_submit(const struct cli_cluster *c, const json_t *submission, char id[CLI_JOB_BYTES],
                           struct fl_err *err);
+/* Why it waits, or in one line what ended it; "": its status says all. */
+void cli_job_why(const json_t *job, char *out, size_t cap);
 /* Follows it and says how it ended; the exit code of a verb. */
 int cli_watch(const char *program, const struct cli_cluster *c, const char *job, const struct cli_follow *how);
 int cli_job_submit(int argc, char **argv);

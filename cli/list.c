@@ -11,26 +11,46 @@ struct kind {
     const char *name, *path;
     const char *const *heads, *const *members;
     size_t n;
+    void (*for_people)(json_t *row); /* what the columns show of it otherwise than --json does; or NULL */
 };
 #define COLUMNS(...) (const char *const[]){ __VA_ARGS__ }
+
+static void job_for_people(json_t *row)
+{
+    char why[CLI_CELL_BYTES];
+
+    cli_job_why(row, why, sizeof(why));
+    json_object_set_new(row, "why", *why ? json_string(why) : json_null());
+}
+
+static void device_for_people(json_t *row)
+{
+    json_t *by = json_object_get(row, "held_by");
+
+    if (json_is_true(json_object_get(row, "logical")))
+        json_object_set_new(row, "name", json_string("logical"));
+    if (json_is_true(json_object_get(row, "told")) && json_array_size(by) == 0)
+        json_array_append_new(by, json_string("nobody"));
+}
+
 static const struct kind kinds[] = {
     { "nodes", "/api/furlong/nodes",
       COLUMNS("name", "address", "state", "GPU used", "GPU", "CPU used", "CPU", "workers", "id"),
       COLUMNS("name", "address", "state", "resources.GPU.used", "resources.GPU.total",
-              "resources.CPU.used", "resources.CPU.total", "workers", "id"), 9 },
-    { "jobs", "/api/furlong/jobs/", COLUMNS("job", "status", "exit", "entrypoint", "message"),
-      COLUMNS("submission_id", "status", "exit_code", "entrypoint", "message"), 5 },
+              "resources.CPU.used", "resources.CPU.total", "workers", "id"), 9, NULL },
+    { "devices", "/api/furlong/devices", COLUMNS("node", "device", "name", "uuid", "pci", "leases", "held by"),
+      COLUMNS("node", "id", "name", "uuid", "pci", "leases", "held_by"), 7, device_for_people },
+    { "jobs", "/api/furlong/jobs/", COLUMNS("job", "status", "exit", "entrypoint", "why"),
+      COLUMNS("submission_id", "status", "exit_code", "entrypoint", "why"), 5, job_for_people },
     { "workers", "/api/furlong/workers",
       COLUMNS("role", "rank", "attempt", "state", "node", "pid", "job", "why"),
-      COLUMNS("role", "rank", "attempt", "state", "node", "pid", "job", "why"), 8 },
+      COLUMNS("role", "rank", "attempt", "state", "node", "pid", "job", "why"), 8, NULL },
     { "groups", "/api/furlong/groups", COLUMNS("group", "job", "state", "strategy"),
-      COLUMNS("id", "job", "state", "strategy"), 4 },
-    { "devices", "/api/furlong/devices", COLUMNS("node", "device", "name", "uuid", "pci", "held by"),
-      COLUMNS("node", "id", "name", "uuid", "pci", "held_by"), 6 },
+      COLUMNS("id", "job", "state", "strategy"), 4, NULL },
     { "leases", "/api/furlong/leases", COLUMNS("lease", "node", "job", "bundle", "state", "devices"),
-      COLUMNS("id", "node", "job", "bundle", "state", "devices"), 6 },
+      COLUMNS("id", "node", "job", "bundle", "state", "devices"), 6, NULL },
     { "ports", "/api/furlong/ports", COLUMNS("node", "port", "what", "role", "rank", "pid", "job"),
-      COLUMNS("node", "port", "name", "role", "rank", "pid", "job"), 7 },
+      COLUMNS("node", "port", "name", "role", "rank", "pid", "job"), 7, NULL },
 };
 
 static void put_value(struct fl_str *out, const json_t *v)
@@ -72,13 +92,15 @@ static const struct kind *shown;
 static void print_rows(const json_t *rows)
 {
     struct cli_table *t = cli_table_create(shown->heads, shown->n);
-    const json_t *row;
+    json_t *row;
     size_t r;
 
     json_array_foreach((json_t *)rows, r, row) {
         char text[CLI_COLUMNS][CLI_CELL_BYTES];
         const char *cells[CLI_COLUMNS];
 
+        if (shown->for_people)
+            shown->for_people(row);
         for (size_t i = 0; i < shown->n; i++)
             cells[i] = cell(row, shown->members[i], text[i], sizeof(text[i]));
         cli_table_row(t, cells);
@@ -87,34 +109,51 @@ static void print_rows(const json_t *rows)
     cli_table_destroy(t);
 }
 
+static void kind_names(char *out, size_t cap, const char *between)
+{
+    struct fl_str list = { out, 0, cap, cap - 1, false, false };
+
+    for (size_t i = 0; i < FL_LEN(kinds); i++)
+        fl_str_add(&list, "%s%s", i ? between : "", kinds[i].name);
+}
+
 static int show(const char *program, const struct cli_common *common, const char *what)
 {
+    const char *best = NULL;
+    unsigned least = 4;
     char names[128];
-    struct fl_str list = FL_STR_ON(names);
 
     for (size_t i = 0; i < FL_LEN(kinds); i++) {
-        if (strcmp(kinds[i].name, what) == 0) {
+        unsigned far = fl_edit_distance(what, kinds[i].name);
+
+        if (far == 0) {
             shown = &kinds[i];
             return cli_show(program, common, shown->path, print_rows);
         }
-        fl_str_add(&list, "%s%s", i ? ", " : "", kinds[i].name);
+        best = far < least ? kinds[i].name : best;
+        least = far < least ? far : least;
     }
-    return cli_misused(program, "'%s' is none of %s", what, names);
+    kind_names(names, sizeof(names), ", ");
+    return cli_misused(program, "'%s' is none of %s%s%s%s", what, names, best ? "; did you mean " : "", best ? best : "", best ? "?" : "");
 }
 
 int cli_list(int argc, char **argv)
 {
     struct cli_common common = { 0 };
+    char names[128], usage[160];
     struct fl_opts o = {
-        .program = "furlong list", .usage = "nodes|devices|jobs|workers|groups|leases|ports [OPTION...]",
-        .about = "One line for each.", .tables = { { NULL, cli_common_opts, &common } },
+        .program = "furlong list", .usage = usage, .about = "One line for each.", .tables = { { NULL, cli_common_opts, &common } },
     };
+
+    kind_names(names, sizeof(names), "|");
+    snprintf(usage, sizeof(usage), "%s [OPTION...]", names);
     int rc = fl_opts_main(&o, argc, argv);
 
     if (rc >= 0)
         return rc;
+    kind_names(names, sizeof(names), ", ");
     if (o.n_words != 1)
-        return cli_misused(o.program, "one of nodes, devices, jobs, workers, groups, leases, ports is wanted");
+        return cli_misused(o.program, "one of %s is wanted", names);
     return show(o.program, &common, o.words[0]);
 }
 

@@ -260,7 +260,7 @@ static json_t *driver_place(const struct job *j)
     const char *why = job_wants_resources(j)  ? "it has what the command asked for"
                       : r->off_head           ? "any node but the head's own was asked for"
                       : n && !node_is_heads(n) ? "the head's own node takes no work now"
-                                               : "the head's own node: the command asked for no resources";
+                                               : "the head's own node, as the command asked for no resources";
 
     if (!r->driver_node)
         return json_null();

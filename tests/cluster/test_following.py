@@ -146,7 +146,7 @@ def p16_where_the_command_runs_and_why():
     with hosts(2) as (head, other):
         head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=0", "--num-cpus=0", "--node-name=n1", check=0)
         other.furlong("start", "--address=10.77.0.1:6379", "--num-gpus=1", "--num-cpus=2", "--node-name=n2", "--wait=30", check=0)
-        for name, flags, node, why in (("plain", [], "n1", "the head's own node: the command asked for no resources"),
+        for name, flags, node, why in (("plain", [], "n1", "the head's own node, as the command asked for no resources"),
                                        ("cpus", ["--entrypoint-num-cpus=1"], "n2", "it has what the command asked for"),
                                        ("gpus", ["--entrypoint-num-gpus=0.5"], "n2", "it has what the command asked for"),
                                        ("off", ["--off-head"], "n2", "any node but the head's own was asked for"),
@@ -198,6 +198,34 @@ def p17_stop_waits_for_a_handler_and_leaves_nothing():
         left = [c for _, c in p.processes() if "x.py" in c or "trap" in c]
         assert not left, left
         p.furlong("stop", check=0)
+
+
+def test_a_job_that_waits_is_stopped_by_ctrl_c():
+    """The head's answer to the stop and the job's end may come in any order; a token may be long."""
+    with place() as p:
+        p.env.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="t" * 250)
+        p.start_head("--num-gpus=0")
+        with open(f"{p.root}/err", "w", encoding="utf-8") as err:
+            c = p.spawn("furlong", "job", "submit", "--submission-id=w", "--off-head", "--", "true", stderr=err)
+        said = lambda: open(f"{p.root}/err", encoding="utf-8").read()
+        wait_for("why it waits", lambda: "job w waits: no node but the head's own is there" in said())
+        c.send_signal(signal.SIGINT)
+        c.communicate(timeout=30 * harness.SLOW)
+        assert c.returncode == 1 and "stopping job w" in said() and "job w was stopped" in said() and "was not stopped" not in said(), said()
+        r = p.furlong("job", "stop", "none")
+        assert r.code == 1 and r.err == "furlong job stop: Job none does not exist\n", r
+        p.furlong("stop", check=0)
+
+
+def test_what_a_list_says_of_jobs():
+    p = shared()
+    assert p.furlong("job", "submit", "--submission-id=l1", "--", "echo a lot; exit 7").code == 7
+    row = [x for x in p.furlong("job", "list", check=0).out.splitlines() if x.startswith("l1 ")]
+    assert len(row) == 1 and row[0].endswith("Job entrypoint command failed with exit code 7"), row
+    said = p.furlong("job", "status", "l1", check=0).out
+    assert "exit code 7\n" in said and "what it printed: furlong job logs l1\n" in said and "Runtime env" not in said, said
+    r = p.furlong("list", "nodess")
+    assert r.code == 2 and r.err.endswith("is none of nodes, devices, jobs, workers, groups, leases, ports; did you mean nodes?\n"), r
 
 
 if __name__ == "__main__":
