@@ -5,9 +5,15 @@
  * CUDA_VISIBLE_DEVICES alone, in that order. FURLONG_GPU_FAKE_BYTES: memory of each (default
  * 1 GiB), beyond which allocation fails; FURLONG_GPU_FAKE_NAME: of the product. With
  * FURLONG_GPU_FAKE_DIR, a folder, processes note there what they hold: the driver's table of
- * processes, which gpu_watch_procs() reads. */
+ * processes, which gpu_watch_procs() reads. FURLONG_GPU_FAKE_GUARD: guard.h. */
 #pragma once
 #include "common/gpu/watch.h"
+
+/* What gpu_ops.stream_raw gives of the fake and of host memory: a library that stands in for NCCL
+ * reaches the device's memory between the two. */
+struct fake_stream {
+    void (*begins)(void), (*ends)(void);
+};
 
 /* What the machine has, for daemons; CUDA_VISIBLE_DEVICES does not count. *n: room in, count out.
  */

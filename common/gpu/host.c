@@ -21,6 +21,7 @@
 #include "common/base/str.h"
 #include "common/gpu/fake.h"
 #include "common/gpu/gpu_priv.h"
+#include "common/gpu/guard.h"
 
 enum { GRANULARITY = 2 << 20 };
 struct block { /* of alloc and ipc_open */
@@ -35,6 +36,7 @@ struct gpu {
     size_t device; /* of the fake's, in the machine's order */
 };
 struct gpu_stream {
+    struct fake_stream raw; /* first: what libraries are given */
     struct gpu *g;
 };
 struct gpu_event {
@@ -137,7 +139,7 @@ static void give_back(struct gpu *g, uint64_t bytes)
         fake_give(g->device, bytes);
 }
 
-static void note_seen(const struct gpu *g, uint64_t addr, uint64_t bytes, int fd)
+static void note_seen(const struct gpu *g, uint64_t addr, uint64_t bytes, int fd, bool writable)
 {
     struct seen *n = g->counted ? malloc(sizeof(*n)) : NULL;
 
@@ -147,10 +149,12 @@ static void note_seen(const struct gpu *g, uint64_t addr, uint64_t bytes, int fd
     *n = (struct seen){ seen, addr, bytes, g->device, fd };
     seen = n;
     pthread_mutex_unlock(&lock);
+    guard_add(addr, bytes, PROT_READ | (writable ? PROT_WRITE : 0));
 }
 
 static void forget_seen(uint64_t addr, uint64_t bytes)
 {
+    guard_remove(addr, bytes);
     pthread_mutex_lock(&lock);
     for (struct seen **p = &seen; *p;) {
         struct seen *n = *p;
@@ -306,8 +310,8 @@ static enum fl_status fake_map(struct gpu *g, uint64_t addr, const struct gpu_ch
 {
     FL_TRY(map_pages((void *)(uintptr_t)addr, c->bytes, chunk_fd(c),
                      PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, &addr, err));
-    note_seen(g, addr, c->bytes, -1);
     (void)madvise((void *)(uintptr_t)addr, c->bytes, MADV_HUGEPAGE); /* a wish */
+    note_seen(g, addr, c->bytes, -1, writable);
     return FL_OK;
 }
 
@@ -362,7 +366,7 @@ static enum fl_status fake_alloc(struct gpu *g, uint64_t bytes, uint64_t *addr, 
     if (st == FL_OK) {
         st = add_block(g, at, bytes, fd, err);
         if (st == FL_OK) {
-            note_seen(g, at, bytes, fd);
+            note_seen(g, at, bytes, fd, true);
             *addr = at;
             return FL_OK;
         }
@@ -415,7 +419,7 @@ static enum fl_status fake_ipc_open(struct gpu *g, const struct gpu_handle *h, u
     if (st == FL_OK)
         st = add_block(g, at, t.bytes, -1, err);
     if (st == FL_OK) {
-        note_seen(g, at, t.bytes, -1);
+        note_seen(g, at, t.bytes, -1, true);
         *addr = at;
     }
     return st;
@@ -467,7 +471,7 @@ static enum fl_status fake_stream(struct gpu *g, struct gpu_stream **out, struct
 
     if (!s)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a stream");
-    s->g = g;
+    *s = (struct gpu_stream){ .raw = { guard_open, guard_close }, .g = g };
     *out = s;
     return FL_OK;
 }
@@ -479,7 +483,7 @@ static void fake_stream_free(struct gpu_stream *s)
 
 static void *fake_stream_raw(struct gpu_stream *s)
 {
-    return s;
+    return &s->raw;
 }
 
 static enum fl_status fake_raw_sync(struct gpu *g, void *raw, struct fl_err *err)
@@ -548,7 +552,9 @@ static enum fl_status fake_copy(struct gpu_stream *s, uint64_t to, uint64_t from
     if (FL_FAULT("gpu.copy"))
         return fl_fail(err, FL_UNREACHABLE, "device %s: copy of %llu bytes failed", s->g->info.uuid,
                        (unsigned long long)bytes);
+    guard_open();
     memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    guard_close();
     return FL_OK;
 }
 
@@ -557,7 +563,9 @@ static enum fl_status fake_fill(struct gpu_stream *s, uint64_t to, uint8_t value
 {
     (void)s;
     (void)err;
+    guard_open();
     memset((void *)(uintptr_t)to, value, bytes);
+    guard_close();
     return FL_OK;
 }
 
@@ -569,7 +577,9 @@ static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch 
                        l->kernel);
     for (size_t i = 0; i < gpu_code.n_twins; i++)
         if (strcmp(gpu_code.twins[i].name, l->kernel) == 0) {
+            guard_open();
             gpu_code.twins[i].run(l->grid, l->block, l->params);
+            guard_close();
             return FL_OK;
         }
     return fl_fail(err, FL_UNSUPPORTED, "kernel %s has no plain twin", l->kernel);

@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/gpu/fake.h"
+
 enum {
     OK = 0,
     SYSTEM_ERROR = 2,
@@ -37,6 +39,7 @@ struct order {
     void *to;
     size_t bytes;
     int root;
+    struct fake_stream device; /* both are its memory */
 };
 struct comm {
     struct world *w;
@@ -140,7 +143,9 @@ static bool run_root(struct comm *c, const struct order *o)
         while (silent_rank == c->rank || !all_seen(c, wrote))
             if (!go_on(c))
                 return false;
+        o->device.begins();
         memcpy(c->w->window + wrote % WINDOW, (const char *)o->from + at, n);
+        o->device.ends();
         c->w->seen[c->rank] = wrote + n;
         c->w->wrote = wrote + n;
         at += n;
@@ -158,7 +163,9 @@ static bool run_other(struct comm *c, const struct order *o)
                 return false;
         size_t n = wrote - seen < o->bytes - at ? wrote - seen : o->bytes - at;
 
+        o->device.begins();
         memcpy((char *)o->to + at, c->w->window + seen % WINDOW, n);
+        o->device.ends();
         c->w->seen[c->rank] = seen + n;
         at += n;
     }
@@ -232,10 +239,9 @@ int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, 
 {
     struct order *o = malloc(sizeof(*o));
 
-    (void)stream;
-    if (!o || type != 1)
+    if (!o || type != 1 || !stream)
         return INVALID;
-    *o = (struct order){ NULL, from, to, count, root };
+    *o = (struct order){ NULL, from, to, count, root, *(const struct fake_stream *)stream };
     casts += root == c->rank && count != WARM;
     pthread_mutex_lock(&c->lock);
     *c->last = o;
