@@ -68,7 +68,7 @@ def _copy_strided(view, t):
         return
     import torch
     if str(t.dtype) in _FLOAT8:  # no DLPack for these
-        torch.frombuffer(memoryview(view).cast("B"), dtype=torch.uint8).reshape(t.shape).copy_(t.detach().view(torch.uint8))
+        torch.from_dlpack(view.raw()).reshape(t.shape).copy_(t.detach().view(torch.uint8))
     else:
         torch.from_dlpack(view).copy_(t.detach())
 

@@ -139,6 +139,12 @@ def test_tensors_are_not_copied():
     assert r.returncode == 0 and "views ok" in r.stdout, r.stdout + r.stderr
 
 
+def test_p121_tensors_of_any_strides():
+    env = {**os.environ, "PYTHONPATH": os.path.join(build, "python")}
+    r = subprocess.run([rig, python(), os.path.join(here, "torch_strides.py")], capture_output=True, text=True, env=env, timeout=120)
+    assert r.returncode == 0 and "ok 2 - p121" in r.stdout, r.stdout + r.stderr
+
+
 def commands(folder):
     words = lambda name, *more: " ".join([python(), os.path.join(example, name), "--hf-checkpoint", folder, *more])
     return ["--trainer-cmd=" + words("trainer.py", "--lr=3e-3"), "--rollout-cmd=" + words("engine.py")]

@@ -31,32 +31,6 @@ except furlong.Invalid as e:
     assert "2 views" in str(e), e
 del a, t
 w.drop()
-
-
-def p121_tensors_of_any_strides():
-    base = torch.arange(96, dtype=torch.float32).reshape(8, 12)
-    rows = {"transposed": base.t(), "sliced": base[1:7:2, 3:11:3], "expanded": torch.arange(5.0).expand(3, 5),
-            "half": base.to(torch.bfloat16).t(), "float8": base.to(torch.float8_e4m3fn)[:, ::2], "plain": base.clone(),
-            "grad": torch.randn(4, 6, requires_grad=True).t(), "numpy": numpy.arange(12, dtype=numpy.float32).reshape(3, 4).T,
-            "shard": furlong.Shard(base[:, :6], (8, 12), (0, 6))}
-    w = run.weights.offer(rows, set="strides")
-    plain = {n: t.data if isinstance(t, furlong.Shard) else t for n, t in rows.items()}
-    same = run.weights.offer({n: numpy.ascontiguousarray(t) if n == "numpy" else t.detach().contiguous() for n, t in plain.items()},
-                             set="contiguous")
-    for name in rows:
-        a, b = memoryview(w.data(name)).cast("B"), memoryview(same.data(name)).cast("B")
-        assert bytes(a) == bytes(b), name
-        a.release(), b.release()
-    w.drop()
-    same.drop()
-    try:
-        run.weights.offer({"s": base.t()}, set="s", in_place=True)
-        raise AssertionError("a strided tensor was taken as it lies")
-    except furlong.Invalid as e:
-        assert "not contiguous" in str(e), e
-
-
-p121_tensors_of_any_strides()
 x = run.arena.empty((3, 5), "BF16", "optimizer")
 y = torch.from_dlpack(x)
 y[2, 4] = 1.5

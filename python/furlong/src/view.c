@@ -176,6 +176,17 @@ static PyObject *view_device(PyObject *self, PyObject *none)
     return v->device < 0 ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, v->device);
 }
 
+/* The same memory as bytes one after the other: a type that a library has no DLPack name for (fp8)
+ * can be taken so. */
+static PyObject *view_raw(PyObject *self, PyObject *none)
+{
+    struct py_view *v = (struct py_view *)self;
+    uint64_t bytes = (uint64_t)v->bytes;
+
+    (void)none;
+    return view_make(v->run, v->owner, v->at, FL_U8, 1, &bytes, v->readonly, v->device, v->counted);
+}
+
 static PyObject *get_dtype(PyObject *self, void *closure)
 {
     (void)closure;
@@ -221,6 +232,7 @@ int view_init(PyObject *module)
         { "__dlpack__", (PyCFunction)(void (*)(void))view_dlpack, METH_VARARGS | METH_KEYWORDS,
           NULL },
         { "__dlpack_device__", view_device, METH_NOARGS, NULL },
+        { "raw", view_raw, METH_NOARGS, NULL },
         { 0 },
     };
     static PyGetSetDef getset[] = {
