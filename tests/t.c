@@ -57,6 +57,7 @@ static void speak_tap(void)
 int t_run_(const char *name, const struct CMUnitTest *tests, size_t n)
 {
     speak_tap();
+    cmocka_set_test_filter(getenv("T_ONLY")); /* a pattern of names; NULL: all */
     int failed = _cmocka_run_group_tests(name, tests, n, NULL, NULL);
 
     if (tmp_dir[0])

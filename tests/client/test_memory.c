@@ -4,26 +4,19 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
+#include "tests/gpu/mem.h"
 #include "tests/t.h"
 #include "worker/client/weights_priv.h"
 
 #define MIB ((size_t)1 << 20)
 static struct fl_err err;
-static struct gpu_info devices[GPU_MAX]; /* fakes: their memory can be read here */
+static struct gpu_info devices[GPU_MAX];
 static size_t n_devices = GPU_MAX;
 
-/* Reads one byte; false: the page may not be touched. */
-static bool readable(const uint8_t *p)
+static void two_devices(void)
 {
-    int pipes[2];
-    ssize_t n;
-
-    t_true(pipe(pipes) == 0);
-    n = write(pipes[1], p, 1); /* EFAULT instead of a signal */
-    t_true(n == 1 || errno == EFAULT);
-    close(pipes[0]);
-    close(pipes[1]);
-    return n == 1;
+    if (n_devices < 2)
+        t_skip("two devices are wanted, this machine has %zu", n_devices);
 }
 
 static uint64_t device_bytes(size_t i)
@@ -43,24 +36,25 @@ static void one_offload_moves_host_and_devices(void **state)
     void *host, *first, *second, *kv;
 
     (void)state;
+    two_devices();
     t_ok(memory_init(&m, t_tmp(), &err), &err);
     t_ok(memory_alloc(&m, NULL, FURLONG_TAG_OPTIMIZER, 3 * MIB, &host, &err), &err);
     t_ok(memory_alloc(&m, devices[0].uuid, FURLONG_TAG_OPTIMIZER, 3 * MIB, &first, &err), &err);
     t_ok(memory_alloc(&m, devices[1].uuid, FURLONG_TAG_OPTIMIZER, 3 * MIB, &second, &err), &err);
     t_ok(memory_alloc(&m, devices[0].uuid, FURLONG_TAG_KV, MIB, &kv, &err), &err);
-    t_int_eq(((uint8_t *)first)[MIB], 0, "zeroed");
+    t_int_eq(t_mem_byte((uint8_t *)first + MIB), 0, "zeroed");
     memset(host, 1, 3 * MIB);
-    memset(first, 2, 3 * MIB);
-    memset(second, 3, 3 * MIB);
+    t_mem_fill(first, 2, 3 * MIB);
+    t_mem_fill(second, 3, 3 * MIB);
     t_ok(memory_offload(&m, FURLONG_TAG_OPTIMIZER, &moved, &err), &err);
     t_true(moved.kept_bytes >= 3 * MIB && moved.kept_bytes < 64 * MIB, "host memory stays: %llu",
            (unsigned long long)moved.kept_bytes);
     t_int_eq(moved.backed_bytes, 6 * MIB);
-    t_true(readable(host) && !readable(first) && !readable(second) && readable(kv));
+    t_true(t_mem_there(host) && !t_mem_there(first) && !t_mem_there(second) && t_mem_there(kv));
     t_ok(memory_onload(&m, FURLONG_TAG_OPTIMIZER, &moved, &err), &err);
     t_int_eq(moved.backed_bytes, 6 * MIB);
-    t_true(((uint8_t *)host)[7] == 1 && ((uint8_t *)first)[3 * MIB - 1] == 2 &&
-           ((uint8_t *)second)[0] == 3);
+    t_true(((uint8_t *)host)[7] == 1 && t_mem_byte((uint8_t *)first + 3 * MIB - 1) == 2 &&
+           t_mem_byte(second) == 3);
     memory_free(&m, first);
     memory_free(&m, host);
     memory_free(&m, NULL);
@@ -76,18 +70,19 @@ static void how_tags_are_kept_goes_for_all(void **state)
     void *host, *dev;
 
     (void)state;
+    two_devices();
     t_ok(memory_init(&m, t_tmp(), &err), &err);
     t_ok(memory_alloc(&m, NULL, FURLONG_TAG_DEFAULT, MIB, &host, &err), &err);
     t_ok(memory_alloc(&m, devices[1].uuid, FURLONG_TAG_DEFAULT, MIB, &dev, &err), &err);
     memset(host, 8, MIB);
-    memset(dev, 9, MIB);
+    t_mem_fill(dev, 9, MIB);
     t_refused(memory_keep(&m, 0, FURLONG_KEEP_IN, NULL, &err), FL_INVALID, &err);
     t_ok(memory_keep(&m, FURLONG_TAG_DEFAULT, FURLONG_KEEP_DISK, NULL, &err), &err);
     t_ok(memory_offload(&m, FURLONG_TAG_DEFAULT, &moved, &err), &err);
     t_int_eq(moved.written_bytes, 2 * MIB);
-    t_true(!readable(host) && !readable(dev));
+    t_true(!t_mem_there(host) && !t_mem_there(dev));
     t_ok(memory_onload(&m, FURLONG_TAG_DEFAULT, &moved, &err), &err);
-    t_true(((uint8_t *)host)[MIB - 1] == 8 && ((uint8_t *)dev)[MIB - 1] == 9);
+    t_true(((uint8_t *)host)[MIB - 1] == 8 && t_mem_byte((uint8_t *)dev + MIB - 1) == 9);
     t_true(memory_drops(&m, FURLONG_TAG_KV) && !memory_drops(&m, FURLONG_TAG_DEFAULT));
     t_ok(memory_keep(&m, FURLONG_TAG_DEFAULT, FURLONG_KEEP_HOST, NULL, &err), &err);
     memory_fini(&m);
@@ -100,6 +95,7 @@ static void torch_lies_in_the_same_arena(void **state)
     void *mine;
 
     (void)state;
+    two_devices();
     t_str_eq(furlong_torch_error(), "");
     uint8_t *weights = furlong_torch_alloc_weights(2 * MIB, 0, NULL),
             *kv = furlong_torch_alloc_kv_cache(2 * MIB, 0, NULL);
@@ -107,7 +103,7 @@ static void torch_lies_in_the_same_arena(void **state)
             *opt = furlong_torch_alloc_optimizer(2 * MIB, 1, NULL);
     uint8_t *other = furlong_torch_alloc(100, 0, NULL);
     t_true(weights && kv && graph && opt && other);
-    memset(opt, 4, 2 * MIB);
+    t_mem_fill(opt, 4, 2 * MIB);
     t_ok(memory_init(&m, t_tmp(), &err), &err);
     t_ok(memory_alloc(&m, devices[0].uuid, FURLONG_TAG_KV, MIB, &mine, &err), &err);
     t_true((uint8_t *)mine > kv - 64 * MIB && (uint8_t *)mine < kv + 64 * MIB,
@@ -115,16 +111,16 @@ static void torch_lies_in_the_same_arena(void **state)
     t_int_eq(
         furlong_torch_offload(FURLONG_TAG_KV | FURLONG_TAG_GRAPH | FURLONG_TAG_OPTIMIZER, &moved),
         0);
-    t_true(!readable(kv) && !readable(mine) && !readable(graph) && !readable(opt) &&
-           readable(weights) && readable(other));
+    t_true(!t_mem_there(kv) && !t_mem_there(mine) && !t_mem_there(graph) && !t_mem_there(opt) &&
+           t_mem_there(weights) && t_mem_there(other));
     t_int_eq(moved.backed_bytes, 2 * MIB);
     t_true(furlong_torch_alloc_kv_cache(100, 0, NULL) == NULL);
     t_has(furlong_torch_error(), "offloaded");
     t_int_eq(furlong_torch_onload(FURLONG_TAG_KV | FURLONG_TAG_GRAPH | FURLONG_TAG_OPTIMIZER, NULL),
              0);
-    t_true(readable(kv) && opt[2 * MIB - 1] == 4);
+    t_true(t_mem_there(kv) && t_mem_byte(opt + 2 * MIB - 1) == 4);
     t_true(furlong_torch_alloc(100, 7, NULL) == NULL);
-    t_has(furlong_torch_error(), "device 7: this process sees 2");
+    t_has(furlong_torch_error(), "device 7: this process sees ");
     t_true(furlong_torch_alloc_weights((ssize_t)1 << 40, 0, NULL) == NULL);
     t_int_eq(furlong_torch_keep(FURLONG_TAG_GRAPH, FURLONG_KEEP_IN, NULL), 0);
     t_int_eq(furlong_torch_keep(0, FURLONG_KEEP_IN, NULL), -1);
@@ -184,6 +180,7 @@ static void slots_name_their_device(void **state)
     uint8_t here[64];
 
     (void)state;
+    two_devices();
     t_ok(slots_home_find(&f, t, 2, &o, &h, &err), &err);
     t_str_eq(h.uuid, "", "nothing says a device");
     t[0].data = here;
@@ -221,6 +218,8 @@ static void slots_fail_without_a_trace(void **state)
     (void)state;
     t_ok(slots_home_find(&f, NULL, 0, &o, &h, &err), &err);
     h.set = "sweep";
+    t_ok(slots_alloc(&h, 3 * MIB, &m, &err), &err); /* what a driver opens at first stays open */
+    slots_free(&m);
     for (unsigned offered = 0; offered < 2; offered++) {
         enum fl_status st = FL_EXHAUSTED;
 
@@ -271,7 +270,7 @@ int main(void)
     const struct gpu_ops *gpu;
 
     if (gpu_pick(&gpu, &err) != FL_OK || gpu->list(devices, &n_devices, &err) != FL_OK ||
-        n_devices != 2) {
+        n_devices == 0) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }

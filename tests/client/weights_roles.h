@@ -1,7 +1,6 @@
 /* tests/client/weights_roles.h - a trainer and an engine whose weights are a pattern of the version
  *
- * ON_DEVICE in the environment: the weights lie on the first device, a fake, whose memory is read and
- * written here as the host's is
+ * ON_DEVICE in the environment: the weights lie on the first device
  *
  * KEEP in the environment: the engine's weights are kept in host memory while they are out
  *

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <time.h>
 #include "common/base/log.h"
+#include "tests/gpu/mem.h"
 #include "transport/link/dev.h"
 
 /* clang-format off */
@@ -258,7 +259,7 @@ static void proc_listen(struct rig_proc *p)
     p->live = true;
 }
 
-/* ---- memory: the fake's is ordinary memory, so it is looked at as the host's ---- */
+/* ---- memory ---- */
 
 const char *rig_devices(void)
 {
@@ -267,17 +268,23 @@ const char *rig_devices(void)
 
 static const struct gpu_info *device_of(const struct rig_proc *p)
 {
-    static struct gpu_info all[3];
+    static struct gpu_info all[GPU_MAX];
     size_t n = FL_LEN(all);
     const struct gpu_ops *gpu;
+    struct fl_err err = { 0 };
 
     if (!all[0].uuid[0]) {
-        t_ok(gpu_pick(&gpu, NULL), NULL);
-        t_ok(gpu->list(all, &n, NULL), NULL);
+        t_ok(gpu_pick(&gpu, &err), &err);
+        t_ok(gpu->list(all, &n, &err), &err);
     }
     if (p->source || strcmp(rig_devices(), "same") == 0)
         return &all[0];
     return &all[strcmp(rig_devices(), "three") == 0 ? 1 + p->me.party % 2 : 1];
+}
+
+const char *rig_uuid(const struct rig_proc *p)
+{
+    return device_of(p)->uuid;
 }
 
 static void place_of(struct rig_proc *p, const char *addr, struct link_place *out)
@@ -323,7 +330,7 @@ static enum fl_status room(void *arg, uint64_t bytes, struct link_mem *out, stru
     struct rig_proc *p = arg;
 
     FL_TRY(mem_new(p, bytes, out, err));
-    memset(out->addr, 0xee, out->bytes);
+    t_mem_fill(out->addr, 0xee, out->bytes);
     p->rooms++;
     return FL_OK;
 }
@@ -479,11 +486,33 @@ static struct rig_proc *add_proc(struct rig *r, bool source, unsigned party, uns
 
 /* ---- life ---- */
 
+/* What a driver opens at its first work stays open: descriptors are counted from there. */
+static void devices_open(void)
+{
+    struct link_seg all = { .run_bytes = 4096, .rows = 1 };
+    uint64_t digest[1][2] = { 0 };
+    struct fl_err err = { 0 };
+
+    for (unsigned i = 0; i < 3; i++) {
+        struct rig_proc p = { .source = i == 0, .me.party = i };
+        struct link_mem mem = { 0 };
+
+        t_ok(mem_new(&p, all.run_bytes, &mem, &err), &err);
+        t_mem_fill(mem.addr, 0, all.run_bytes);
+        t_ok(link_mem_digest(&mem, &all, 1, true, digest, &err), &err);
+        mem_drop(&mem);
+    }
+}
+
 void rig_init(struct rig *r, const struct rig_opts *o)
 {
+    static bool open;
     struct fl_clock c;
     struct fl_err err = { 0 };
 
+    if (rig_devices() && !open)
+        devices_open();
+    open = true;
     t_ok(fl_log_level_set("error", NULL), NULL);
     *r = (struct rig){ .o = *o, .fds_before = t_open_fds(), .clock = { 1000000000 } };
     c = fl_held_clock(&r->clock);
@@ -696,13 +725,24 @@ static void compare(void *arg, uint64_t whole_off, uint64_t piece_off, uint64_t 
 
 void rig_write(struct rig_proc *p, uint64_t version)
 {
+    char *slot = xfer_source_data(p->src, NULL)->addr;
+
     for (unsigned i = 0; i < p->m.n_tensors; i++) {
         const struct xfer_tensor *t = &p->m.tensors[i];
-        struct copying c = { (uint8_t *)xfer_source_data(p->src, NULL)->addr + p->pieces[i].off,
-                             reference_of(p->r, version, t), false };
+        uint64_t bytes = xfer_box_bytes(t, &p->pieces[i].box);
+        struct copying c = { malloc(bytes), reference_of(p->r, version, t), false };
 
         each_run(t, &p->pieces[i].box, copy_in, &c);
+        t_mem_write(slot + p->pieces[i].off, c.piece, bytes);
+        free(c.piece);
     }
+}
+
+void rig_flip_bit(struct rig_proc *p, uint64_t off)
+{
+    uint8_t *at = (uint8_t *)xfer_source_data(p->src, NULL)->addr + off, byte = t_mem_byte(at) ^ 1;
+
+    t_mem_write(at, &byte, 1);
 }
 
 static void on_waited(struct xfer_wait *w, enum fl_status st, const struct fl_err *err)
@@ -833,13 +873,15 @@ static void check_engine(struct rig_proc *p)
     t_true((p->window ? p->shown : p->reads) == mem->addr || !p->live,
            "%s reads what the plane says", p->me.name);
     if (p->window && p->live) /* what is seen is what captured graphs read */
-        t_true(memcmp(p->reads, mem->addr, p->m.mem_bytes[0]) == 0, "%s sees it", p->me.name);
+        t_true(t_mem_same(p->reads, mem->addr, p->m.mem_bytes[0]), "%s sees it", p->me.name);
     for (unsigned i = 0; i < p->m.n_tensors; i++) {
         const struct xfer_tensor *t = &p->m.tensors[i];
-        struct copying c = { (uint8_t *)mem->addr + p->pieces[i].off,
-                             reference_of(p->r, v.number, t), false };
+        uint64_t bytes = xfer_box_bytes(t, &p->pieces[i].box);
+        struct copying c = { malloc(bytes), reference_of(p->r, v.number, t), false };
 
+        t_mem_read(c.piece, (char *)mem->addr + p->pieces[i].off, bytes);
         each_run(t, &p->pieces[i].box, compare, &c);
+        free(c.piece);
         t_true(!c.differs, "%s serves other bytes of %s than version %" PRIu64 " has", p->me.name,
                t->name, v.number);
     }

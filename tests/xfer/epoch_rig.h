@@ -1,8 +1,9 @@
 /* tests/xfer/epoch_rig.h - a whole weight plane in one process: trainer ranks, engines, a driver
  *
  * Everybody talks over stream_pair on one loop with a clock that moves only while nothing happens.
- * With RIG_DEVICES=same or two, all memory is of (fake) devices: one for both sides, or one each.
- * Bytes are compared with a reference model, never with what the plane says about itself. */
+ * With RIG_DEVICES=same, two or three, all memory is of devices: one for both sides, one for each,
+ * or one for the trainer and two for engines. Bytes are compared with a reference model, never with
+ * what the plane says about itself. */
 #pragma once
 #include "tests/t.h"
 #include "transport/xfer/coord.h"
@@ -96,6 +97,7 @@ struct rig {
 void rig_init(struct rig *r, const struct rig_opts *o);
 void rig_fini(struct rig *r); /* checks that no descriptor is left */
 const char *rig_devices(void); /* NULL: host memory */
+const char *rig_uuid(const struct rig_proc *p); /* of the device that its memory is on */
 struct rig_proc *rig_source(struct rig *r, unsigned i);
 struct rig_proc *rig_engine(struct rig *r, unsigned party, unsigned rank);
 void rig_coord(struct rig *r, uint32_t attempt); /* replaces the one that is there, without a word */
@@ -119,6 +121,7 @@ void rig_turn(struct rig *r);
 void rig_pass(struct rig *r, uint64_t ms);
 
 void rig_write(struct rig_proc *p, uint64_t version); /* the reference of that version into its slot */
+void rig_flip_bit(struct rig_proc *p, uint64_t off); /* of a source, behind the plane's back */
 enum fl_status rig_begin(struct rig *r, uint64_t version, uint64_t wait_ms); /* all sources */
 void rig_publish(struct rig *r, uint64_t version);
 void rig_next(struct rig *r, uint64_t version); /* begin unless it is the first, write, publish */

@@ -247,7 +247,7 @@ static void a_source_that_does_not_hold_still(void **state)
     for (size_t i = 0; i < FL_LEN(ranks); i++) {
         rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .ranks = ranks[i] });
         rig_next(&r, 1);
-        ((uint8_t *)xfer_source_data(rig_source(&r, 0)->src, NULL)->addr)[100] ^= 1;
+        rig_flip_bit(rig_source(&r, 0), 100);
         t_int_eq(advance(&r, 1, 1, 20000), FL_CORRUPT, "%u ranks", ranks[i]);
         t_has(r.err.text, "trainer 0 is at fault");
         t_has(r.err.text, "embed");
@@ -266,8 +266,7 @@ static void replicas_that_differ(void **state)
     rig_init(&r, &(struct rig_opts){ .n_sources = 2, .n_engines = 1 });
     for (unsigned i = 0; i < 2; i++)
         rig_write(rig_source(&r, i), 1);
-    ((uint8_t *)xfer_source_data(rig_source(&r, 1)->src, NULL)
-         ->addr)[rig_source(&r, 1)->pieces[3].off] ^= 1;
+    rig_flip_bit(rig_source(&r, 1), rig_source(&r, 1)->pieces[3].off);
     rig_publish(&r, 1);
     t_int_eq(rig_update(&r, XFER_COPY, 1), FL_CORRUPT);
     t_has(r.err.text, "trainer 0 and trainer 1 hold different bytes of layer.qkv");

@@ -3,8 +3,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <time.h>
-#include "common/base/fault.h"
 #include "common/proto/methods.h"
+#include "tests/gpu/mem.h"
 #include "tests/xfer/epoch_rig.h"
 #include "transport/link/dev.h"
 
@@ -83,14 +83,16 @@ static void p76_no_room_keeps_the_old_version(void **state)
     rig_next(&r, 1);
     t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
     rig_next(&r, 2);
-    t_ok(fl_fault_set("gpu.chunk:1=fail", NULL), NULL);
-    t_true(rig_update(&r, XFER_COPY, 2) != FL_OK);
-    t_ok(fl_fault_set("", NULL), NULL);
+    t_ok(rig_update(&r, XFER_COPY, 2), &r.err); /* what is made at the first use is there */
+    rig_next(&r, 3);
+    struct t_hog *h = t_hog_leave(rig_uuid(rig_engine(&r, 0, 0)), 0);
+
+    t_true(rig_update(&r, XFER_COPY, 3) != FL_OK);
     t_has(r.rep.first_left_behind.text, "with one slot");
-    rig_check(&r);
-    rig_check_all_serve(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 2), &r.err);
     rig_check_all_serve(&r, 2);
+    t_hog_end(h);
+    t_ok(rig_update(&r, XFER_COPY, 3), &r.err);
+    rig_check_all_serve(&r, 3);
     rig_fini(&r);
 }
 
@@ -148,7 +150,7 @@ static void half_a_key_is_no_mapping(void **state)
 
 static uint64_t memory_left(void)
 {
-    struct gpu_info all[3];
+    struct gpu_info all[GPU_MAX];
     size_t n = FL_LEN(all);
     uint64_t sum = 0;
     const struct gpu_ops *gpu;
@@ -169,8 +171,9 @@ static uint64_t memory_left(void)
 
 static void p74_memory_is_flat_over_100_updates(void **state)
 {
+    enum { ONE_BUCKET = 2 << 20 }; /* as a device has it: of its chunks */
     struct rig_opts o = { .n_sources = 1, .n_engines = 2 };
-    uint64_t left = 0;
+    uint64_t left = 0, at_end;
     struct rig r;
 
     (void)state;
@@ -187,29 +190,44 @@ static void p74_memory_is_flat_over_100_updates(void **state)
             if (v == 2)
                 left = memory_left();
         }
-    t_int_eq(memory_left(), left, "bytes of all devices");
+    at_end = memory_left();
+    t_true(at_end + (t_on_cuda() ? ONE_BUCKET : 0) >= left,
+           "%" PRIu64 " bytes of all devices, then %" PRIu64, left, at_end);
     rig_fini(&r);
 }
 
 /* ---- by NCCL ---- */
 
+/* Of the library that stands in for NCCL; NULL with the real one, whose ranks cannot be made silent
+ * here. */
 static void (*silence)(int rank);
 static int (*casts)(void);
+
+static void needs_ranks(const char *devices, bool silent)
+{
+    if (strcmp(rig_devices(), "same") == 0 ||
+        (strcmp(devices, "three") == 0 && strcmp(rig_devices(), "two") == 0))
+        t_skip("NCCL has no two ranks on a device: %s are wanted", devices);
+    if (silent && !silence)
+        t_skip("a rank that falls silent is the stand-in's; bench_plane --faults kills and stops "
+               "engines on real devices");
+}
 
 enum way { BY_NCCL, BY_PULL };
 /* The next version by a broadcast, and which way it went: as the plane says, and as the library has
  * seen it. */
 static enum way broadcast(struct rig *r, uint64_t v)
 {
-    int before = casts();
+    int before = casts ? casts() : 0;
 
     rig_next(r, v);
     t_ok(rig_update(r, XFER_BROADCAST, v), &r->err);
     t_int_eq(r->rep.mode, XFER_BROADCAST);
     rig_check_all_serve(r, v);
     t_true(r->rep.other_bytes == 0 || r->rep.other_bytes == r->rep.bytes, "one way or the other");
-    t_true((casts() > before) == (r->rep.other_bytes == 0), "%d casts, %" PRIu64 " bytes elsewhere",
-           casts() - before, r->rep.other_bytes);
+    t_true(!casts || (casts() > before) == (r->rep.other_bytes == 0),
+           "%d casts, %" PRIu64 " bytes elsewhere", casts ? casts() - before : 0,
+           r->rep.other_bytes);
     return r->rep.other_bytes ? BY_PULL : BY_NCCL;
 }
 
@@ -230,6 +248,7 @@ static void broadcast_goes_by_nccl(void **state)
     struct rig r;
 
     (void)state;
+    needs_ranks("two", false);
     rig_init(&r, &o);
     t_int_eq(broadcast(&r, 1), BY_PULL, "it has only just been asked for");
     uint64_t v = broadcast_until_nccl(&r, 2);
@@ -247,6 +266,7 @@ static void p82_a_broken_broadcast_is_pulled(void **state)
     struct rig r;
 
     (void)state;
+    needs_ranks("three", true);
     rig_init(&r, &o);
     uint64_t v = broadcast_until_nccl(&r, 1) + 1;
     struct xfer_request q = { .target = { .number = v },
@@ -284,6 +304,7 @@ static void a_communicator_that_is_never_made_delays_nobody(void **state)
     struct rig r;
 
     (void)state;
+    needs_ranks("three", true);
     rig_init(&r, &o);
     silence(1);
     uint64_t began_ns = fl_clock_boot_ns();
@@ -306,21 +327,19 @@ int main(void)
         cmocka_unit_test(p74_memory_is_flat_over_100_updates),
         cmocka_unit_test(large_slots_of_two_givers),
         cmocka_unit_test(half_a_key_is_no_mapping),
-        cmocka_unit_test(
-            broadcast_goes_by_nccl), /* not on one: NCCL has no two ranks on a device */
-        cmocka_unit_test(p82_a_broken_broadcast_is_pulled), /* wants three */
+        cmocka_unit_test(broadcast_goes_by_nccl),
+        cmocka_unit_test(p82_a_broken_broadcast_is_pulled),
         cmocka_unit_test(a_communicator_that_is_never_made_delays_nobody),
     };
-    unsigned last = strcmp(rig_devices(), "same") == 0  ? 3
-                    : strcmp(rig_devices(), "two") == 0 ? 2
-                                                        : 0;
     const char *path = getenv("FURLONG_NCCL");
     void *fake = path ? dlopen(path, RTLD_NOW) : NULL;
 
-    if (!fake || setenv("FURLONG_GPU_FAKE_BYTES", "128g", 0) != 0)
+    if (!rig_devices() || setenv("FURLONG_GPU_FAKE_BYTES", "128g", 0) != 0 ||
+        (!fake && !t_on_cuda()))
         return 1;
-    *(void **)&silence = dlsym(fake, "fake_nccl_silence");
-    *(void **)&casts = dlsym(fake, "fake_nccl_casts");
-
-    return t_run_("epoch on devices", tests, FL_LEN(tests) - last);
+    if (fake) {
+        *(void **)&silence = dlsym(fake, "fake_nccl_silence");
+        *(void **)&casts = dlsym(fake, "fake_nccl_casts");
+    }
+    return t_run("epoch on devices", tests);
 }

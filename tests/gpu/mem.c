@@ -1,0 +1,167 @@
+#include "tests/gpu/mem.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "common/gpu/gpu.h"
+#include "tests/t.h"
+
+static struct opened { /* kept: a context takes a third of a second */
+    char uuid[GPU_UUID_BYTES];
+    struct gpu *g;
+    struct gpu_stream *s;
+} opened[GPU_MAX];
+
+static const struct gpu_ops *table(void)
+{
+    const struct gpu_ops *gpu;
+
+    return gpu_in_use() && gpu_pick(&gpu, NULL) == FL_OK && gpu != &gpu_none && gpu != &gpu_host
+               ? gpu
+               : NULL;
+}
+
+bool t_on_cuda(void)
+{
+    return table() == &gpu_cuda;
+}
+
+/* NULL: the host's. */
+static struct opened *device_at(const void *p)
+{
+    const struct gpu_ops *gpu = table();
+    struct gpu_where w;
+    struct opened *o = opened;
+    struct fl_err err = { 0 };
+
+    if (!gpu || gpu->where((uint64_t)(uintptr_t)p, &w, NULL) != FL_OK)
+        return NULL;
+    while (o < opened + GPU_MAX && o->g && strcmp(o->uuid, w.uuid) != 0)
+        o++;
+    t_true(o < opened + GPU_MAX);
+    if (!o->g) {
+        t_ok(gpu->open(w.uuid, &o->g, &err), &err);
+        t_ok(gpu->stream(o->g, &o->s, &err), &err);
+        memcpy(o->uuid, w.uuid, sizeof(o->uuid));
+    }
+    return o;
+}
+
+/* What others gave the device before has happened, and so has this: their streams do not wait for
+ * this one. */
+static void copy(struct opened *o, void *to, const void *from, size_t bytes)
+{
+    const struct gpu_ops *gpu = table();
+    struct fl_err err = { 0 };
+
+    t_ok(gpu->copy(o->s, (uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, bytes, &err), &err);
+    t_ok(gpu->stream_sync(o->s, &err), &err);
+}
+
+void t_mem_write(void *to, const void *from, size_t bytes)
+{
+    struct opened *o = device_at(to);
+
+    if (o)
+        copy(o, to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
+void t_mem_read(void *to, const void *from, size_t bytes)
+{
+    struct opened *o = device_at(from);
+
+    if (o)
+        copy(o, to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
+void t_mem_fill(void *to, uint8_t value, size_t bytes)
+{
+    struct opened *o = device_at(to);
+    struct fl_err err = { 0 };
+
+    if (!o) {
+        memset(to, value, bytes);
+        return;
+    }
+    t_ok(table()->fill(o->s, (uint64_t)(uintptr_t)to, value, bytes, &err), &err);
+    t_ok(table()->stream_sync(o->s, &err), &err);
+}
+
+bool t_mem_same(const void *at, const void *wanted, size_t bytes)
+{
+    uint8_t *got = malloc(2 * bytes + 1);
+
+    t_true(got != NULL);
+    t_mem_read(got, at, bytes);
+    t_mem_read(got + bytes, wanted, bytes);
+    bool same = memcmp(got, got + bytes, bytes) == 0;
+
+    free(got);
+    return same;
+}
+
+uint8_t t_mem_byte(const void *at)
+{
+    uint8_t b;
+
+    t_mem_read(&b, at, 1);
+    return b;
+}
+
+bool t_mem_there(const void *at)
+{
+    int ends[2];
+
+    if (device_at(at))
+        return true;
+    t_int_eq(pipe(ends), 0);
+    ssize_t n = write(ends[1], at, 1); /* EFAULT instead of a signal */
+    t_true(n == 1 || errno == EFAULT);
+    close(ends[0]);
+    close(ends[1]);
+    return n == 1;
+}
+
+struct t_hog {
+    struct gpu *g;
+    uint64_t held[64];
+    unsigned n;
+};
+
+struct t_hog *t_hog_leave(const char *uuid, uint64_t leave_bytes)
+{
+    const struct gpu_ops *gpu = table();
+    struct t_hog *h = calloc(1, sizeof(*h));
+    uint64_t left = 0, total;
+    struct fl_err err = { 0 };
+
+    t_true(h && gpu);
+    t_ok(gpu->open(uuid, &h->g, &err), &err);
+    if (gpu->memory(h->g, &left, &total, NULL) != FL_OK)
+        left = 0;
+    for (uint64_t bytes = (uint64_t)1 << 40; bytes >= 1 << 20;) {
+        if (bytes <= left && left - bytes >= leave_bytes &&
+            gpu->alloc(h->g, bytes, &h->held[h->n], NULL) == FL_OK) {
+            t_true(++h->n < FL_LEN(h->held));
+            t_ok(gpu->memory(h->g, &left, &total, &err), &err);
+        } else {
+            bytes /= 2;
+        }
+    }
+    return h;
+}
+
+void t_hog_end(struct t_hog *h)
+{
+    const struct gpu_ops *gpu = table();
+
+    while (h->n)
+        gpu->free(h->g, h->held[--h->n]);
+    gpu->close(h->g);
+    free(h);
+}
