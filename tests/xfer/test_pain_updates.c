@@ -85,8 +85,40 @@ static void heard(void (*fn)(void), char *text, size_t room)
 }
 
 /* ==== a trainer that answers no more ========================================================== */
+/* The nth line of that rank in tables of updates that did not end well; of each phase: i in time, l
+ * late, - no part. */
+static void phases_of(const char *text, unsigned nth, const char *who, const char *wanted)
+{
+    static const char *const phases[] = { "reconcile", "prepare", "transfer",
+                                          "commit",    "resume",  "end" };
+    char name[80], word[16], got[FL_LEN(phases) + 1] = "";
+    const char *line = text;
+
+    snprintf(name, sizeof(name), "who=\"%s\"", who);
+    for (unsigned i = 0; i <= nth; i++) {
+        line = strstr(line + (i > 0), name);
+        t_true(line != NULL, "%s is not told %u times: %s", who, nth + 1, text);
+    }
+    for (size_t i = 0; i < FL_LEN(phases); i++) {
+        snprintf(word, sizeof(word), " %s_ms=", phases[i]);
+        const char *at = strstr(line, word) + strlen(word), *end = at + strcspn(at, " \n");
+
+        got[i] = *at == '-' ? '-' : memmem(at, (size_t)(end - at), ",late", 5) ? 'l' : 'i';
+    }
+    t_str_eq(got, wanted, "%s, line %u", who, nth);
+}
+
+static void version_3_by_p2p(void)
+{
+    t_ok(fl_log_level_set("info", NULL), NULL);
+    (void)rig_update(&r, XFER_P2P, 3);
+    t_ok(fl_log_level_set("error", NULL), NULL);
+}
+
 static void p77_a_trainer_that_hangs_after_the_commit(void **state)
 {
+    static char text[8192];
+
     (void)state;
     begins((struct rig_opts){ .n_sources = 1, .n_engines = 2 }, XFER_P2P);
     struct rig_proc *t = rig_source(&r, 0);
@@ -101,7 +133,15 @@ static void p77_a_trainer_that_hangs_after_the_commit(void **state)
     rig_until(&r, t->stopped_at);
     uint64_t from = fl_loop_now_ns(r.loop);
 
-    t_int_eq(rig_update(&r, XFER_P2P, 3), FL_TIMEOUT);
+    heard(version_3_by_p2p, text, sizeof(text));
+    t_int_eq(r.st, FL_TIMEOUT);
+    /* a line for each rank, with when it was asked and had answered; who is late comes first */
+    t_true(strstr(text, "who=\"trainer 0") < strstr(text, "who=\"rollout 0"), "%s", text);
+    phases_of(text, 0, "trainer 0 on host-a", "i-i--l");
+    phases_of(text, 0, "rollout 0 on host-a", "i-ii--");
+    phases_of(text, 0, "rollout 1 on host-b", "i-ii--");
+    phases_of(text, 1, "trainer 0 on host-a", "l-----");
+    phases_of(text, 1, "rollout 1 on host-b", "i-----");
     t_true(fl_loop_now_ns(r.loop) - from < 20000000000ull,
            "the end of the one, the begin of the other");
     t_has(r.err.text, "trainer 0 on host-a did not report");

@@ -91,6 +91,7 @@ void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg,
 
 void co_in(struct co_member *m, enum fl_status st, const struct fl_err *err)
 {
+    co_times_in(m, st);
     if (m->mustered && m->c->muster)
         fl_muster_in(m->c->muster, m->muster_at, st, err);
 }
@@ -186,6 +187,7 @@ void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, ui
         if (!m->mustered)
             continue;
         m->muster_at = n++;
+        co_times_asked(m);
         fl_muster_name(c->muster, m->muster_at, "%s", m->me.name);
         m->ask = ask;
     }

@@ -119,6 +119,8 @@ static void run_tell(struct xfer_coord *c, enum fl_status st, const struct fl_er
         xfer_mode_name(rep.mode), rep.n_committed, rep.n_left_behind, rep.bytes, rep.other_bytes,
         rep.reconcile_ns / 1000, rep.plan_ns / 1000, rep.move_ns / 1000, rep.verify_ns / 1000,
         rep.commit_ns / 1000, rep.pause_ns / 1000, rep.predicted_ns / 1000);
+    if (st != FL_OK || rep.n_left_behind)
+        co_times_say(c, FL_LOG_INFO);
     run->done(run, st, &rep, &why);
 }
 
@@ -174,6 +176,8 @@ static void ended_over(void *arg, enum fl_status st, const struct fl_err *err)
 
     if (st != FL_OK && st != FL_UNREACHABLE)
         fl_warn("weights giver not quiet set=%s why=\"%s\"", c->set, err->text);
+    if (st != FL_OK && !c->run) /* whoever asked has been told that all is well */
+        co_times_say(c, FL_LOG_INFO);
     c->warm = c->warm && st == FL_OK;
     if (c->run)
         co_run_finish(c, c->outcome, &c->why);

@@ -5,8 +5,10 @@
  * coord_begin.c what a begin says
  * coord_run.c   the first half of an epoch: RECONCILE, PLAN, GIVE, STAGE
  * coord_end.c   the second half: COMMIT, RESUME, ABORT, END
- * coord_grant.c begin() of a source */
+ * coord_grant.c begin() of a source
+ * coord_times.c when each rank was asked and had answered */
 #pragma once
+#include "common/base/log.h"
 #include "common/base/muster.h"
 #include "transport/xfer/coord.h"
 #include "transport/xfer/msg.h"
@@ -23,11 +25,29 @@ enum {
     COORD_PROBE_MS = 1000,     /* who was late: does it answer at all?          */
     COORD_AGAIN_MS = 20
 };
+enum co_step {
+    CO_IDLE,
+    CO_RECONCILE,
+    CO_GIVE,
+    CO_STAGE,
+    CO_COMMIT,
+    CO_RESUME,
+    CO_PROBE,
+    CO_ABORT,
+    CO_END,
+    CO_OPEN,
+    CO_GRANT,
+    CO_STEPS
+};
 enum co_phase { CO_OUT, CO_TAKES, CO_ALL_IN, CO_STAGED, CO_COMMITTED, CO_FAILED };
 struct co_ticket {
     uint8_t bytes[256];
     bool later;
     uint32_t serial; /* of the line; 0: not said */
+};
+struct co_time {
+    uint64_t asked_ns, in_ns; /* 0: not asked, not answered */
+    enum fl_status st;        /* of the answer              */
 };
 struct co_member;
 typedef void (*co_ask)(struct co_member *m);
@@ -67,6 +87,7 @@ struct co_member {
     struct co_ticket *tickets; /* of a giver, by edge of its part */
     size_t n_tickets;
     char delta_dir[320];
+    struct co_time times[CO_STEPS];
     /* a source's begin() */
     struct call_op watch_op;
     bool watching, wants;
@@ -85,7 +106,6 @@ struct co_held { /* a piece of a source; sorted, so that replicas of one box lie
     const struct co_member *m;
     uint32_t piece;
 };
-enum co_step { CO_IDLE, CO_RECONCILE, CO_GIVE, CO_STAGE, CO_COMMIT, CO_RESUME, CO_PROBE, CO_ABORT, CO_END, CO_OPEN, CO_GRANT };
 struct xfer_coord {
     struct fl_loop *loop;
     char set[64];
@@ -195,6 +215,12 @@ void co_failed(struct co_member *m, enum fl_status st, const struct fl_err *err,
 bool co_party_is(const struct xfer_coord *c, uint32_t party, enum co_phase phase);
 bool co_first_of_party(const struct co_member *m);
 unsigned co_party_ranks(const struct xfer_coord *c, uint32_t party);
+/* coord_times.c */
+void co_times_begin(struct xfer_coord *c);
+void co_times_asked(struct co_member *m); /* in c->step */
+void co_times_in(struct co_member *m, enum fl_status st);
+void co_times_say(const struct xfer_coord *c,
+                  enum fl_log_level level); /* a line for each rank, the late ones first */
 /* coord_grant.c */
 void co_watch(struct co_member *m);
 void co_grant_next(struct xfer_coord *c);

@@ -552,6 +552,7 @@ void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct x
     c->why = c->give_why = (struct fl_err){ 0 };
     c->n_takers = c->n_there = 0;
     c->run_ns = now;
+    co_times_begin(c);
     c->wake.fire = on_wake;
     co_reconcile(
         c, now + (half < COORD_RECONCILE_MS * 1000000ull ? half : COORD_RECONCILE_MS * 1000000ull),
