@@ -117,93 +117,95 @@ static bool has_name(char **env, const char *name)
     return false;
 }
 
+static const char noset[] = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=1";
+static const struct env_row env_rows[] = {
+    { "own device is the whole list", "trainer", "3", "", "",
+      "CUDA_VISIBLE_DEVICES=3;LOCAL_RANK=0;RANK=5;WORLD_SIZE=8;MASTER_ADDR=10.0.0.9;MASTER_"
+      "PORT=20001;"
+      "LOCAL_WORLD_SIZE=4;FURLONG_DEVICES=3;FURLONG_SEAT_FD=3",
+      "" },
+    { "NOSET, no list: the physical id", "trainer", "3", noset, "", "LOCAL_RANK=3",
+      "CUDA_VISIBLE_DEVICES" },
+    { "NOSET, daemon's list: place in it", "trainer", "5", "CUDA_VISIBLE_DEVICES=3,5", noset,
+      "CUDA_VISIBLE_DEVICES=3,5;LOCAL_RANK=1", "" },
+    { "NOSET, a view that begins elsewhere", "trainer", "6", "CUDA_VISIBLE_DEVICES=4,5,6,7", noset,
+      "CUDA_VISIBLE_DEVICES=4,5,6,7;LOCAL_RANK=2;FURLONG_DEVICES=6", "" },
+    { "NOSET by the job, off again", "trainer", "1", noset,
+      "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1", "" },
+    { "engine of two devices", "rollout", "2,3", "CUDA_VISIBLE_DEVICES=0,1,2,3", "",
+      "CUDA_VISIBLE_DEVICES=2,3;FURLONG_RANK=5", "RANK;MASTER_ADDR;LOCAL_RANK" },
+    { "no device: left as it is", "driver", "", "CUDA_VISIBLE_DEVICES=0,1", "",
+      "CUDA_VISIBLE_DEVICES=0,1", "" },
+    { "no device, asked to hide", "driver", "",
+      "CUDA_VISIBLE_DEVICES=0,1;RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1", "",
+      "CUDA_VISIBLE_DEVICES=", "" },
+    { "the spec wins over the daemon", "driver", "", "A=1;B=2", "B=3;C=4", "A=1;B=3;C=4", "" },
+    { "nothing of the daemon's own seat", "driver", "", "FURLONG_SEAT_FD=9;FURLONG_WORKER=x-1", "",
+      "FURLONG_SEAT_FD=3", "FURLONG_WORKER" },
+    { "one address for all channels", "rollout", "", "", "SGLANG_HOST_IP=10.9.9.9",
+      "MILES_HOST_IP=10.0.0.7;SGLANG_HOST_IP=10.9.9.9;NCCL_SOCKET_IFNAME==eth1;GLOO_SOCKET_"
+      "IFNAME=eth1;"
+      "FURLONG_NODE_IP=10.0.0.7",
+      "" },
+    { "UUIDs", "trainer", "GPU-b", "CUDA_VISIBLE_DEVICES=GPU-a,GPU-b", noset, "LOCAL_RANK=1", "" },
+};
+
+static void env_row_holds(const struct env_row *r)
+{
+    const struct fl_addr addr = { .text = "10.0.0.7", .iface = "eth1" };
+    char base_text[256], spec_text[256], dev_text[64], list[512], *parts[32], *names[32],
+        **env = NULL;
+    Fl__EnvVar vars[8], *var_list[8];
+    Fl__SeatRef who = FL__SEAT_REF__INIT;
+    Fl__WorkerSpec s = FL__WORKER_SPEC__INIT;
+    struct fl_err err;
+
+    snprintf(base_text, sizeof(base_text), "%s", r->base);
+    snprintf(spec_text, sizeof(spec_text), "%s", r->spec);
+    snprintf(dev_text, sizeof(dev_text), "%s", r->devices);
+    parts[split(base_text, ";", parts)] = NULL;
+    s.n_env = split(spec_text, ";", names);
+    for (size_t k = 0; k < s.n_env; k++) {
+        vars[k] = (Fl__EnvVar)FL__ENV_VAR__INIT;
+        vars[k].name = strtok(names[k], "=");
+        vars[k].value = strtok(NULL, "");
+        var_list[k] = &vars[k];
+    }
+    char *devices[8];
+
+    s.env = var_list;
+    s.who = &who;
+    s.n_device_ids = split(dev_text, ",", devices);
+    s.device_ids = devices;
+    s.role = (char *)(uintptr_t)r->role;
+    s.job_name = (char *)(uintptr_t) "job";
+    s.rank = 5;
+    s.world = 8;
+    s.has_local_world = true;
+    s.local_world = 4;
+    s.master_addr = (char *)(uintptr_t) "10.0.0.9";
+    s.master_port = 20001;
+    struct node_env_in in = { .base = (const char *const *)parts,
+                              .spec = &s,
+                              .addr = &addr,
+                              .node = "node-a",
+                              .seat_fd = 3 };
+
+    t_ok(node_env_make(&in, &env, &err), &err);
+    snprintf(list, sizeof(list), "%s", r->has);
+    for (char *save, *p = strtok_r(list, ";", &save); p; p = strtok_r(NULL, ";", &save))
+        t_true(has_line(env, p), "%s: lacks %s", r->name, p);
+    snprintf(list, sizeof(list), "%s", r->lacks);
+    for (char *save, *p = strtok_r(list, ";", &save); p; p = strtok_r(NULL, ";", &save))
+        t_true(!has_name(env, p), "%s: has %s", r->name, p);
+    node_env_free(env);
+}
+
 static void p24_env_rules(void **state)
 {
-    static const char noset[] = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=1";
-    static const struct env_row rows[] = {
-        { "own device is the whole list", "trainer", "3", "", "",
-          "CUDA_VISIBLE_DEVICES=3;LOCAL_RANK=0;RANK=5;WORLD_SIZE=8;MASTER_ADDR=10.0.0.9;MASTER_"
-          "PORT=20001;"
-          "LOCAL_WORLD_SIZE=4;FURLONG_DEVICES=3;FURLONG_SEAT_FD=3",
-          "" },
-        { "NOSET, no list: the physical id", "trainer", "3", noset, "", "LOCAL_RANK=3",
-          "CUDA_VISIBLE_DEVICES" },
-        { "NOSET, daemon's list: place in it", "trainer", "5", "CUDA_VISIBLE_DEVICES=3,5", noset,
-          "CUDA_VISIBLE_DEVICES=3,5;LOCAL_RANK=1", "" },
-        { "NOSET, a view that begins elsewhere", "trainer", "6", "CUDA_VISIBLE_DEVICES=4,5,6,7", noset,
-          "CUDA_VISIBLE_DEVICES=4,5,6,7;LOCAL_RANK=2;FURLONG_DEVICES=6", "" },
-        { "NOSET by the job, off again", "trainer", "1", noset,
-          "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1", "" },
-        { "engine of two devices", "rollout", "2,3", "CUDA_VISIBLE_DEVICES=0,1,2,3", "",
-          "CUDA_VISIBLE_DEVICES=2,3;FURLONG_RANK=5", "RANK;MASTER_ADDR;LOCAL_RANK" },
-        { "no device: left as it is", "driver", "", "CUDA_VISIBLE_DEVICES=0,1", "",
-          "CUDA_VISIBLE_DEVICES=0,1", "" },
-        { "no device, asked to hide", "driver", "",
-          "CUDA_VISIBLE_DEVICES=0,1;RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1", "",
-          "CUDA_VISIBLE_DEVICES=", "" },
-        { "the spec wins over the daemon", "driver", "", "A=1;B=2", "B=3;C=4", "A=1;B=3;C=4", "" },
-        { "nothing of the daemon's own seat", "driver", "", "FURLONG_SEAT_FD=9;FURLONG_WORKER=x-1",
-          "", "FURLONG_SEAT_FD=3", "FURLONG_WORKER" },
-        { "one address for all channels", "rollout", "", "", "SGLANG_HOST_IP=10.9.9.9",
-          "MILES_HOST_IP=10.0.0.7;SGLANG_HOST_IP=10.9.9.9;NCCL_SOCKET_IFNAME==eth1;GLOO_SOCKET_"
-          "IFNAME=eth1;"
-          "FURLONG_NODE_IP=10.0.0.7",
-          "" },
-        { "UUIDs", "trainer", "GPU-b", "CUDA_VISIBLE_DEVICES=GPU-a,GPU-b", noset, "LOCAL_RANK=1",
-          "" },
-    };
-    const struct fl_addr addr = { .text = "10.0.0.7", .iface = "eth1" };
-
     (void)state;
-    for (size_t i = 0; i < FL_LEN(rows); i++) {
-        const struct env_row *r = &rows[i];
-        char base_text[256], spec_text[256], dev_text[64], list[512], *parts[32], *names[32],
-            **env = NULL;
-        Fl__EnvVar vars[8], *var_list[8];
-        Fl__SeatRef who = FL__SEAT_REF__INIT;
-        Fl__WorkerSpec s = FL__WORKER_SPEC__INIT;
-        struct fl_err err;
-
-        snprintf(base_text, sizeof(base_text), "%s", r->base);
-        snprintf(spec_text, sizeof(spec_text), "%s", r->spec);
-        snprintf(dev_text, sizeof(dev_text), "%s", r->devices);
-        parts[split(base_text, ";", parts)] = NULL;
-        s.n_env = split(spec_text, ";", names);
-        for (size_t k = 0; k < s.n_env; k++) {
-            vars[k] = (Fl__EnvVar)FL__ENV_VAR__INIT;
-            vars[k].name = strtok(names[k], "=");
-            vars[k].value = strtok(NULL, "");
-            var_list[k] = &vars[k];
-        }
-        char *devices[8];
-
-        s.env = var_list;
-        s.who = &who;
-        s.n_device_ids = split(dev_text, ",", devices);
-        s.device_ids = devices;
-        s.role = (char *)(uintptr_t)r->role;
-        s.job_name = (char *)(uintptr_t) "job";
-        s.rank = 5;
-        s.world = 8;
-        s.has_local_world = true;
-        s.local_world = 4;
-        s.master_addr = (char *)(uintptr_t) "10.0.0.9";
-        s.master_port = 20001;
-        struct node_env_in in = { .base = (const char *const *)parts,
-                                  .spec = &s,
-                                  .addr = &addr,
-                                  .node = "node-a",
-                                  .seat_fd = 3 };
-
-        t_ok(node_env_make(&in, &env, &err), &err);
-        snprintf(list, sizeof(list), "%s", r->has);
-        for (char *save, *p = strtok_r(list, ";", &save); p; p = strtok_r(NULL, ";", &save))
-            t_true(has_line(env, p), "%s: lacks %s", r->name, p);
-        snprintf(list, sizeof(list), "%s", r->lacks);
-        for (char *save, *p = strtok_r(list, ";", &save); p; p = strtok_r(NULL, ";", &save))
-            t_true(!has_name(env, p), "%s: has %s", r->name, p);
-        node_env_free(env);
-    }
+    for (size_t i = 0; i < FL_LEN(env_rows); i++)
+        env_row_holds(&env_rows[i]);
 }
 
 /* ---- inventory ---------------------------------------------------------------------------------
