@@ -621,6 +621,36 @@ static enum fl_status ledger_prepare(struct ledger *d, const struct ask *asks, s
     return node_leases_prepare(d->leases, &m, &d->highest, &d->me, err);
 }
 
+/* All of a node's ports are given, or none are so many in a row: said, and not looked for for ever.
+ */
+static void ports_end(void **state)
+{
+    static struct node n = { .addr.text = "127.0.0.1", .name = "node-a" };
+    static uint32_t got[NODE_PORTS_MAX];
+    Fl__LeasePrepare m = FL__LEASE_PREPARE__INIT;
+    struct ask one = { 1, .gpu_e4 = 10000 };
+    struct ledger d;
+    struct fl_err err;
+
+    (void)state;
+    ledger_init(&d, "ports");
+    t_ok(ledger_prepare(&d, &one, 1, &err), &err);
+    n.leases = d.leases;
+    for (unsigned port = 1024; port <= 65535; port += 17) {
+        n.given[n.n_given].lease = 1;
+        n.given[n.n_given++].port = (uint16_t)port;
+    }
+    m.has_free_ports = m.has_port_block = true;
+    m.free_ports = m.port_block = 17;
+    t_refused(node_ports_find(&n, &m, got, &err), FL_EXHAUSTED, &err);
+    t_has(err.text, "no 17 free ports in a row on node node-a");
+    m.free_ports = m.port_block = 8;
+    t_ok(node_ports_find(&n, &m, got, &err), &err);
+    for (unsigned i = 0; i < 8; i++)
+        t_true(got[i] == got[0] + i && (got[i] - 1024) % 17 != 0, "%u", got[i]);
+    ledger_fini(&d);
+}
+
 static void leases_refused(void **state)
 {
     static const struct row {
@@ -753,6 +783,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(addresses),
         cmocka_unit_test(ports),
         cmocka_unit_test(ports_of_many),
+        cmocka_unit_test(ports_end),
         cmocka_unit_test(identity),
         cmocka_unit_test(identity_under_faults),
         cmocka_unit_test(leases_refused),

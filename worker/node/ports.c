@@ -34,15 +34,24 @@ static bool is_given(const struct node *n, uint32_t port, const Fl__WorkerSpec *
     return false;
 }
 
-/* count in a row from *from on; *from moves behind them. */
+/* count in a row from *from on; *from moves behind them. To the end of the numbers and once more
+ * through all of them: what is not found then is not there. */
 static enum fl_status find_row(struct node *n, uint16_t *from, uint32_t count, uint32_t *out, struct fl_err *err)
 {
-    uint32_t have = 0;
+    uint32_t have = 0, before = 0;
 
-    while (have < count) {
+    for (unsigned around = 0; have < count;) {
         uint16_t port;
 
         FL_TRY(node_port_free(n->addr.text, from, &port, err));
+        around += port <= before;
+        before = port;
+        if (around > 1)
+            return fl_fail(err, FL_EXHAUSTED,
+                           "no %u free ports in a row on node %s that no other work was given (%zu "
+                           "are); end some, or "
+                           "narrow net.ipv4.ip_local_port_range",
+                           count, n->name, n->n_given);
         if (is_given(n, port, NULL))
             have = 0;
         else if (have && port != out[have - 1] + 1) {
