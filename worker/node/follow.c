@@ -263,7 +263,7 @@ static bool next_piece(struct tail *t, struct follow *f, struct piece *out)
         memcpy(data + skip - k, note, (size_t)k); /* 256 bytes are free in front */
         data -= k;
         len += (size_t)k;
-        fl_metric_add(t->node->count.gone_bytes, (double)(from + skip - place));
+        fl_metric_add(t->node->count[NODE_GONE_BYTES], (double)(from + skip - place));
     }
     out->data = data + skip;
     out->len = len;
@@ -352,7 +352,7 @@ static bool push(struct follow *f)
         push_later(w);
         return true;
     }
-    fl_metric_add(n->count.pushed_bytes, (double)p.len);
+    fl_metric_add(n->count[NODE_PUSHED_BYTES], (double)p.len);
     return true;
 }
 

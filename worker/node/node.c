@@ -277,38 +277,30 @@ static enum fl_status take_leases(struct node *n, struct fl_err *err)
 
 // clang-format off
 static const struct fl_metric_name metric_names[NODE_METRICS] = {
-    { FL_GAUGE,   "furlong_node_workers", "worker processes that live", NULL, 0 },
-    { FL_COUNTER, "furlong_node_workers_started_total", "worker processes started", NULL, 0 },
-    { FL_COUNTER, "furlong_node_workers_ended_total", "worker processes ended", NULL, 0 },
-    { FL_COUNTER, "furlong_node_log_bytes_total", "bytes of output pushed to the head", NULL, 0 },
-    { FL_COUNTER, "furlong_node_log_gone_bytes_total", "bytes of output given back before they were pushed", NULL, 0 },
-    { FL_COUNTER, "furlong_node_joins_total", "times the head took this node in", NULL, 0 },
-    { FL_COUNTER, "furlong_node_relays_total", "calls of workers relayed to the head", NULL, 0 },
+    [NODE_WORKERS]      = { FL_GAUGE,   "furlong_node_workers", "worker processes that live", NULL, 0 },
+    [NODE_STARTED]      = { FL_COUNTER, "furlong_node_workers_started_total", "worker processes started", NULL, 0 },
+    [NODE_ENDED]        = { FL_COUNTER, "furlong_node_workers_ended_total", "worker processes ended", NULL, 0 },
+    [NODE_PUSHED_BYTES] = { FL_COUNTER, "furlong_node_log_bytes_total", "bytes of output pushed to the head", NULL, 0 },
+    [NODE_GONE_BYTES]   = { FL_COUNTER, "furlong_node_log_gone_bytes_total", "bytes of output given back before they were pushed", NULL, 0 },
+    [NODE_JOINS]        = { FL_COUNTER, "furlong_node_joins_total", "times the head took this node in", NULL, 0 },
+    [NODE_RELAYS]       = { FL_COUNTER, "furlong_node_relays_total", "calls of workers relayed to the head", NULL, 0 },
 };
 // clang-format on
 
 size_t node_counts(const struct node *n, const char *names[NODE_METRICS], double values[NODE_METRICS])
 {
-    const struct fl_metric *at[NODE_METRICS] = { n->count.workers,      n->count.started,    n->count.ended,
-                                                 n->count.pushed_bytes, n->count.gone_bytes, n->count.joins,
-                                                 n->count.relays };
-
     for (size_t i = 0; i < NODE_METRICS; i++) {
         names[i] = metric_names[i].name;
-        values[i] = fl_metric_value(at[i]);
+        values[i] = fl_metric_value(n->count[i]);
     }
     return NODE_METRICS;
 }
 
 static enum fl_status take_metrics(struct node *n, struct fl_err *err)
 {
-    struct fl_metric **at[] = { &n->count.workers,      &n->count.started,    &n->count.ended,
-                                &n->count.pushed_bytes, &n->count.gone_bytes, &n->count.joins,
-                                &n->count.relays };
-
     FL_TRY(fl_metrics_create(&n->metrics, err));
     for (size_t i = 0; i < NODE_METRICS; i++)
-        FL_TRY(fl_metric(n->metrics, &metric_names[i], NULL, 0, at[i], err));
+        FL_TRY(fl_metric(n->metrics, &metric_names[i], NULL, 0, &n->count[i], err));
     return FL_OK;
 }
 

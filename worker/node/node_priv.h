@@ -56,7 +56,7 @@ struct follow {
  */
 struct devmem; /* devmem.c */
 struct line;   /* sock.c: a worker's connection */
-enum { NODE_METRICS = 7 };
+enum node_metric { NODE_WORKERS, NODE_STARTED, NODE_ENDED, NODE_PUSHED_BYTES, NODE_GONE_BYTES, NODE_JOINS, NODE_RELAYS, NODE_METRICS };
 /* The daemon's own metrics, for the head to show. */
 size_t node_counts(const struct node *n, const char *names[NODE_METRICS], double values[NODE_METRICS]);
 struct worker {
@@ -187,9 +187,7 @@ struct node {
     struct gpu_watch *gpus; /* NULL: none but logical ones */
     struct holders *holders; /* NULL as well then */
     struct fl_metrics *metrics;
-    struct {
-        struct fl_metric *workers, *started, *ended, *pushed_bytes, *gone_bytes, *joins, *relays;
-    } count;
+    struct fl_metric *count[NODE_METRICS];
     unsigned joins; /* how often it has joined */
     bool joined;
     bool ready_said, ending, leaving, over;
@@ -201,8 +199,8 @@ struct node {
 };
 /* A packed message in memory of its own; free() data. data NULL: no memory. */
 struct fl_bytes node_pack(const ProtobufCMessage *m);
-void node_joined(struct node *n);
-void node_away(struct node *n); /* the head is: node.json says so */      /* the first time: node.json and the line of readiness */
+void node_joined(struct node *n);      /* node.json, and the first time the line of readiness */
+void node_away(struct node *n);        /* the head is: node.json says so */
 void node_fenced(struct node *n);      /* ends everything, untold */
 void node_worker_over(struct node *n); /* one less: an end that waits may go on */
 void node_fail(struct node *n,

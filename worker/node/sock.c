@@ -149,7 +149,7 @@ static void relay(void *service, struct call_req *req, const struct wire_msg *m)
         free(r);
         return;
     }
-    fl_metric_add(n->count.relays, 1);
+    fl_metric_add(n->count[NODE_RELAYS], 1);
     call_on_unwanted(req, on_unwanted, r);
 }
 

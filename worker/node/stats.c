@@ -8,7 +8,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { TEXT_BYTES = 64 << 10, SECTOR = 512 }; /* of procfs, whatever the disk has */
+enum {
+    TEXT_BYTES = 256 << 10, /* a line of /proc/stat counts each interrupt, before btime */
+    SECTOR = 512            /* of procfs, whatever the disk has */
+};
 
 static const char *next_line(const char *p)
 {

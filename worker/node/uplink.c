@@ -251,7 +251,7 @@ static void joined(struct uplink *u, const Fl__JoinReply *r)
     u->beat_ms = r->beat_ms ? r->beat_ms : 1000;
     fl_timer_cancel(&u->wait);
     fl_timer_cancel(&u->orphan);
-    fl_metric_add(n->count.joins, 1);
+    fl_metric_add(n->count[NODE_JOINS], 1);
     fl_info("joined head=%s cluster=%02x%02x%02x%02x term=%llu start=%llu beat_ms=%u silent_ms=%u",
             n->cfg.address, n->ident.highest.cluster[0], n->ident.highest.cluster[1],
             n->ident.highest.cluster[2], n->ident.highest.cluster[3],

@@ -262,8 +262,8 @@ static void over(struct worker *w)
 
     node_devmem_drop(w);
     w->gone = true;
-    fl_metric_add(n->count.ended, 1);
-    fl_metric_set(n->count.workers, (double)workers_alive(n));
+    fl_metric_add(n->count[NODE_ENDED], 1);
+    fl_metric_set(n->count[NODE_WORKERS], (double)workers_alive(n));
     fl_info("worker ended cause=%s code=%d signal=%d lived_ms=%llu peak_mib=%llu why=\"%s\"",
             proc_cause_name(w->exit.cause), w->exit.code, w->exit.signal,
             (unsigned long long)w->exit.lived_ms, (unsigned long long)(w->exit.peak_bytes >> 20),
@@ -611,8 +611,8 @@ enum fl_status worker_start(struct node *n, const Fl__WorkerSpec *spec, struct f
         worker_destroy(w, true);
         return st;
     }
-    fl_metric_add(n->count.started, 1);
-    fl_metric_set(n->count.workers, (double)workers_alive(n));
+    fl_metric_add(n->count[NODE_STARTED], 1);
+    fl_metric_set(n->count[NODE_WORKERS], (double)workers_alive(n));
     fl_info("worker starts worker=\"%s\" dir=%s", w->name, w->dir);
     node_follow_kick(w);
     return FL_OK;
@@ -685,5 +685,5 @@ void workers_adopt(struct node *n)
             node_stray_end(n, path, "the daemon could not read what it runs");
     }
     closedir(d);
-    fl_metric_set(n->count.workers, (double)workers_alive(n));
+    fl_metric_set(n->count[NODE_WORKERS], (double)workers_alive(n));
 }
