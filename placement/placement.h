@@ -60,16 +60,17 @@ struct placement_why {
     const char *rule;  /* which rule said no, when it was not an amount; a static text */
     const char *label; /* the request's key, when the rule is about a label; else NULL  */
 };
-/* PACK takes as few nodes as it can, the one that is left with the least where several would do, and
- * keeps to one island of devices; SPREAD fills the emptiest first; the strict ones take exactly one
- * node for all, and one node for each. Devices go to the resource called "GPU": whole ones, or a part
- * of one.
+/* PACK takes as few nodes as it can, the one that is left with the least where several would do,
+ * and keeps to one island of devices; SPREAD fills the emptiest first; the strict ones take exactly
+ * one node for all, and one node for each. Devices go to the resource called "GPU": whole ones, or
+ * a part of one.
  *
- * FL_EXHAUSTED: would fit an empty cluster. FL_INVALID: can never fit on these nodes, or the request
- * is wrong. Either way why gets a line a node (*n_why: room in, used out; both may be NULL). *out is
- * written on FL_OK alone; the caller owns it. Requests of several kinds of bundles are placed by the
- * most constrained kind first; where that fails without proof that nothing could do, it is
- * FL_EXHAUSTED. */
+ * FL_EXHAUSTED: would fit an empty cluster. FL_INVALID: can never fit on these nodes, or the
+ * request is wrong. Either way why gets a line a node (*n_why: room in, used out; both may be
+ * NULL). *out is written on FL_OK alone; the caller owns it. Requests of several kinds of bundles
+ * are placed by the most constrained kind first; where that fails, ways to share the nodes are
+ * searched, up to 50,000 looks at nodes and 4,096 nodes times kinds. FL_INVALID wants a proof:
+ * where the search was cut, or parts of devices of several sizes were asked, it is FL_EXHAUSTED. */
 enum fl_status placement_solve(const struct placement_snapshot *snap,
                                const struct placement_request *req, struct placement_plan **out,
                                struct placement_why *why, size_t *n_why, struct fl_err *err);

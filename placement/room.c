@@ -20,18 +20,25 @@ enum fl_status room_init(struct room *r, const struct placement_snapshot *snap, 
         room_fini(r);
         return fl_fail(err, FL_EXHAUSTED, "no memory to place on %zu nodes", snap->n_nodes);
     }
-    int64_t *at = r->store;
-    for (size_t i = 0; i < snap->n_nodes; i++) {
-        const struct placement_node *n = &snap->nodes[i];
+    room_reset(r);
+    return FL_OK;
+}
 
+void room_reset(struct room *r)
+{
+    int64_t *at = r->store;
+
+    for (size_t i = 0; i < r->snap->n_nodes; i++) {
+        const struct placement_node *n = &r->snap->nodes[i];
+
+        r->nodes[i].bundles = 0;
         r->nodes[i].amounts = at;
         for (size_t k = 0; k < n->n_amounts; k++)
-            *at++ = (empty ? n->total : n->free)[k].e4;
+            *at++ = (r->empty ? n->total : n->free)[k].e4;
         r->nodes[i].devices = at;
         for (size_t k = 0; k < n->n_devices; k++)
-            *at++ = empty ? PLACEMENT_ONE : n->devices[k].free_e4;
+            *at++ = r->empty ? PLACEMENT_ONE : n->devices[k].free_e4;
     }
-    return FL_OK;
 }
 
 void room_fini(struct room *r)

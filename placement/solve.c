@@ -336,41 +336,35 @@ static bool strict_pack(struct solver *s, struct room *r)
     return kinds_place(s, r, best);
 }
 
-static bool place(struct solver *s, struct room *r)
+/* For certain nothing could do: a kind that has too few places even alone, or an amount that all
+ * nodes together have not. */
+static bool too_little(const struct solver *s, const struct room *r)
 {
-    s->stuck = NULL;
-    return s->req->strategy == PLACEMENT_STRICT_PACK ? strict_pack(s, r)
-                                                     : kinds_place(s, r, SIZE_MAX);
-}
-
-/* Greedy is exact for one kind of bundle. For several these say for certain that nothing could do:
- * a kind that has too few places even alone, or an amount that all nodes together have not. */
-static bool never_fits(const struct solver *s, const struct room *empty)
-{
+    bool strict = s->req->strategy == PLACEMENT_STRICT_SPREAD;
     const char *label;
 
-    if (s->n_kinds == 1)
-        return true;
     for (size_t k = 0; k < s->n_kinds; k++) {
         uint64_t places = 0;
 
-        for (size_t i = 0; i < s->snap->n_nodes; i++)
-            if (!room_rule(empty, i, s->kinds[k].bundle, &label))
-                places += s->req->strategy == PLACEMENT_STRICT_SPREAD
-                              ? room_fits(empty, i, s->kinds[k].bundle) > 0
-                              : room_fits(empty, i, s->kinds[k].bundle);
+        for (size_t i = 0; i < s->snap->n_nodes; i++) {
+            uint32_t fits = room_rule(r, i, s->kinds[k].bundle, &label)
+                                ? 0
+                                : room_fits(r, i, s->kinds[k].bundle);
+
+            places += strict ? fits > 0 : fits;
+        }
         if (places < s->kinds[k].n)
             return true;
     }
-    if (s->req->strategy == PLACEMENT_STRICT_SPREAD && s->req->n_bundles > s->snap->n_nodes)
+    if (strict && s->req->n_bundles > s->snap->n_nodes)
         return true;
-    for (uint32_t r = 0; r < s->snap->n_resources; r++) {
+    for (uint32_t x = 0; x < s->snap->n_resources; x++) {
         int64_t asked = 0, has = 0;
 
         for (size_t k = 0; k < s->n_kinds; k++)
-            asked += s->kinds[k].n * bundle_wants(s->kinds[k].bundle, r);
+            asked += s->kinds[k].n * bundle_wants(s->kinds[k].bundle, x);
         for (size_t i = 0; i < s->snap->n_nodes; i++) {
-            int64_t here = room_has(empty, i, r);
+            int64_t here = room_has(r, i, x);
 
             if (s->req->strategy != PLACEMENT_STRICT_PACK)
                 has += here;
@@ -381,6 +375,65 @@ static bool never_fits(const struct solver *s, const struct room *empty)
             return true;
     }
     return false;
+}
+
+/* Parts of devices are put where they leave the least. For parts of one size nothing is better; for
+ * several this is a guess, and that it finds no room is no proof. */
+static bool parts_alike(const struct solver *s, const struct room *r)
+{
+    int64_t part = 0;
+
+    for (size_t k = 0; k < s->n_kinds; k++) {
+        int64_t gpus = bundle_wants(s->kinds[k].bundle, r->gpu);
+
+        if (gpus == 0 || gpus >= PLACEMENT_ONE)
+            continue;
+        if (part && part != gpus)
+            return false;
+        part = gpus;
+    }
+    return true;
+}
+
+/* One kind after the other is exact for one kind, and nearly always enough for several; where it is
+ * not, the ways to share the nodes are searched. */
+static enum search_end search(struct solver *s, struct room *r)
+{
+    uint32_t *take;
+    enum search_end end;
+
+    room_reset(r);
+    if (too_little(s, r))
+        return SEARCH_NONE;
+    take = calloc(s->n_kinds * s->snap->n_nodes + 1, sizeof(*take));
+    if (!take)
+        return SEARCH_CUT;
+    end = search_run(r, s->kinds, s->n_kinds, s->req->strategy == PLACEMENT_STRICT_SPREAD, take);
+    if (end == SEARCH_FOUND) {
+        room_reset(r);
+        if (s->plan)
+            s->plan->n_devices = 0;
+        for (size_t k = 0; k < s->n_kinds; k++) {
+            memcpy(s->take, take + k * s->snap->n_nodes, s->snap->n_nodes * sizeof(*take));
+            kind_assign(s, r, &s->kinds[k]);
+        }
+    }
+    free(take);
+    return end == SEARCH_NONE && !parts_alike(s, r) ? SEARCH_CUT : end;
+}
+
+static enum search_end place(struct solver *s, struct room *r)
+{
+    bool one_node = s->req->strategy == PLACEMENT_STRICT_PACK;
+
+    s->stuck = NULL;
+    if (one_node ? strict_pack(s, r) : kinds_place(s, r, SIZE_MAX))
+        return SEARCH_FOUND;
+    if (s->n_kinds <= 1)
+        return SEARCH_NONE;
+    if (one_node)
+        return parts_alike(s, r) || too_little(s, r) ? SEARCH_NONE : SEARCH_CUT;
+    return search(s, r);
 }
 
 /* ---- the call ---- */
@@ -433,7 +486,7 @@ static enum fl_status solver_explain(struct solver *s, const struct kind *stuck,
     if (st == FL_OK) {
         if (why && n_why)
             explain_nodes(&now, &f, why, n_why);
-        st = explain_text(&now, &empty, &f, never && never_fits(s, &empty), err);
+        st = explain_text(&now, &empty, &f, never, err);
     }
     room_fini(&now);
     room_fini(&empty);
@@ -456,18 +509,18 @@ static enum fl_status solver_run(struct solver *s, struct room *now, struct room
     kinds_make(s, empty);
     if (some_avoided(s->snap)) {
         now->careful = true;
-        if (place(s, now))
+        if (place(s, now) == SEARCH_FOUND)
             return FL_OK;
-        room_fini(now);
-        FL_TRY(room_init(now, s->snap, false, err));
+        now->careful = false;
+        room_reset(now);
         s->plan->n_devices = 0;
     }
-    if (place(s, now))
+    if (place(s, now) == SEARCH_FOUND)
         return FL_OK;
     const struct kind *stuck = s->stuck;
 
     s->plan = NULL;
-    return solver_explain(s, stuck, !place(s, empty), why, n_why, err);
+    return solver_explain(s, stuck, place(s, empty) == SEARCH_NONE, why, n_why, err);
 }
 
 static bool solver_init(struct solver *s)

@@ -18,6 +18,7 @@ struct room {
 };
 enum fl_status room_init(struct room *r, const struct placement_snapshot *snap, bool empty,
                          struct fl_err *err);
+void room_reset(struct room *r); /* nothing is taken any more */
 void room_fini(struct room *r);
 /* A rule that keeps this bundle from this node whatever it has; NULL: none. */
 const char *room_rule(const struct room *r, size_t node, const struct placement_bundle *b,
@@ -38,6 +39,13 @@ struct kind {
     uint32_t first, n; /* of the sorted list of bundles */
     uint32_t nodes;    /* on which one would do */
 };
+
+/* search.c: how many of each kind each node takes (take: a row of nodes a kind), for two kinds and
+ * more. NONE: no way but those that put parts of different sizes on one device; CUT: more nodes, or
+ * ways, than are looked at. FOUND: they are taken from r; else it is as before. */
+enum search_end { SEARCH_FOUND, SEARCH_NONE, SEARCH_CUT };
+enum search_end search_run(struct room *r, const struct kind *kinds, size_t n_kinds, bool one_each,
+                           uint32_t *take);
 
 /* explain.c */
 struct failed { const struct placement_request *req; const struct kind *kind; };

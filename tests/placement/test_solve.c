@@ -136,6 +136,21 @@ static const struct row {
       { { .gpus = 4, .busy = 1 }, { .gpus = 3 } }, PLACEMENT_STRICT_PACK,
       { { .n = 4, .gpu = ONE } }, FL_EXHAUSTED,
       "not now: 4 GPU asked on one node, the best, gpu-a, has 3 free" },
+    { "the first of equals is the wrong one",
+      { { .gpus = 4 }, { .gpus = 5 } }, PLACEMENT_PACK,
+      { { .n = 1, .gpu = 3 * ONE }, { .n = 3, .gpu = 2 * ONE } }, FL_OK, "b0,1,2 a0,1 a2,3 b3,4" },
+    { "enough in all, and no way to share it",
+      { { .gpus = 5 }, { .gpus = 5 } }, PLACEMENT_PACK,
+      { { .n = 1, .gpu = 4 * ONE }, { .n = 2, .gpu = 3 * ONE } }, FL_INVALID,
+      "can never fit: 2 of 3 bundles have no node (2 of 2 may be used)" },
+    { "the same while some is taken",
+      { { .gpus = 4, .busy = 1 }, { .gpus = 5 } }, PLACEMENT_PACK,
+      { { .n = 1, .gpu = 3 * ONE }, { .n = 2, .gpu = 2 * ONE }, { .n = 1, .gpu = ONE } }, FL_OK,
+      "a1,2,3 b0,1 b2,3 b4" },
+    { "parts of three sizes: no proof",
+      { { .gpus = 2 } }, PLACEMENT_PACK,
+      { { .n = 2, .gpu = 4500 }, { .n = 2, .gpu = 3500 }, { .n = 2, .gpu = 2000 } }, FL_EXHAUSTED,
+      "not now: 2 of 6 bundles have no node" },
     { "strictly on one, never",
       { { .gpus = 4 }, { .gpus = 3 } }, PLACEMENT_STRICT_PACK,
       { { .n = 5, .gpu = ONE } }, FL_INVALID,
@@ -304,6 +319,195 @@ static void random_requests_hold(void **state)
            "ok %u, never %u, not now %u", ends[FL_OK], ends[FL_INVALID], ends[FL_EXHAUSTED]);
 }
 
+/* ---- against every way there is ---- */
+
+struct left { /* on each node, while ways are tried */
+    int64_t cpus[SNAP_NODES], devices[SNAP_NODES][SNAP_DEVICES];
+    unsigned bundles[SNAP_NODES];
+};
+
+static bool any_way(const struct snap *x, const struct asked *a, bool empty, struct left *l,
+                    size_t at);
+
+static bool ways_of_parts(const struct snap *x, const struct asked *a, bool empty, struct left *l,
+                          size_t at, size_t node)
+{
+    int64_t part = a->wants[at][0].e4;
+    bool fits = false;
+
+    for (size_t d = 0; d < x->nodes[node].n_devices && !fits; d++) {
+        if (l->devices[node][d] < part)
+            continue;
+        l->devices[node][d] -= part;
+        fits = any_way(x, a, empty, l, at + 1);
+        l->devices[node][d] += part;
+    }
+    return fits;
+}
+
+/* Whole devices are alike: the first that are free do for all. */
+static bool way_of_whole(const struct snap *x, const struct asked *a, bool empty, struct left *l,
+                         size_t at, size_t node)
+{
+    int64_t want = a->wants[at][0].e4 / ONE;
+    struct left was = *l;
+
+    for (size_t d = 0; d < x->nodes[node].n_devices && want; d++)
+        if (l->devices[node][d] == ONE) {
+            l->devices[node][d] = 0;
+            want--;
+        }
+    bool fits = !want && any_way(x, a, empty, l, at + 1);
+
+    *l = was;
+    return fits;
+}
+
+static bool any_way(const struct snap *x, const struct asked *a, bool empty, struct left *l,
+                    size_t at)
+{
+    const struct placement_bundle *b = &a->bundles[at];
+    bool fits = at == a->req.n_bundles;
+
+    for (size_t n = 0; n < x->s.n_nodes && !fits; n++) {
+        int64_t gpu = a->wants[at][0].e4, cpu = a->wants[at][1].e4;
+
+        if ((!empty && !x->nodes[n].takes_work) || l->cpus[n] < cpu ||
+            (b->affinity == PLACEMENT_ONLY && b->node.b[0] != n + 1) ||
+            (a->req.strategy == PLACEMENT_STRICT_SPREAD && l->bundles[n]) ||
+            (a->req.strategy == PLACEMENT_STRICT_PACK && l->bundles[n] != at))
+            continue;
+        l->cpus[n] -= cpu;
+        l->bundles[n]++;
+        fits = gpu > 0 && gpu < ONE ? ways_of_parts(x, a, empty, l, at, n)
+                                    : way_of_whole(x, a, empty, l, at, n);
+        l->bundles[n]--;
+        l->cpus[n] += cpu;
+    }
+    return fits;
+}
+
+static bool fits_somehow(const struct snap *x, const struct asked *a, bool empty)
+{
+    struct left l = { 0 };
+
+    for (size_t n = 0; n < x->s.n_nodes; n++) {
+        l.cpus[n] = (empty ? x->total : x->free)[n][0].e4;
+        for (size_t d = 0; d < x->nodes[n].n_devices; d++)
+            l.devices[n][d] = empty ? ONE : x->devices[n][d].free_e4;
+    }
+    return any_way(x, a, empty, &l, 0);
+}
+
+/* Small requests of several kinds: placed where there is a way, "not now" where an empty cluster
+ * has one, "never" where it has none. With parts of several sizes "not now" may be said for either.
+ */
+static void small_ones_get_the_true_answer(void **state)
+{
+    uint64_t seed = 11;
+    unsigned ends[FL_STATUS_COUNT] = { 0 };
+
+    (void)state;
+    for (int round = 0; round < 6000; round++) {
+        struct snap_node nodes[5] = { 0 };
+        struct ask asks[4] = { 0 };
+        int64_t part = 3000 + (int64_t)(t_random(&seed) % 3) * 1000;
+        bool alike = true;
+        size_t n_nodes = 1 + t_random(&seed) % 4;
+
+        for (size_t i = 0; i < n_nodes; i++)
+            nodes[i] = (struct snap_node){ .gpus = (int)(t_random(&seed) % 6),
+                                           .cpus = 1 + (int)(t_random(&seed) % 6),
+                                           .busy = (int)(t_random(&seed) & t_random(&seed)),
+                                           .off = t_random(&seed) % 8 == 0 };
+        for (size_t i = 0, n = 2 + t_random(&seed) % 2; i < n; i++) {
+            asks[i] = (struct ask){ .n = 1 + (unsigned)(t_random(&seed) % 3),
+                                    .gpu = (int64_t)(t_random(&seed) % 4) * ONE,
+                                    .cpu = (int64_t)(t_random(&seed) % 4) * ONE / 2 };
+            if (t_random(&seed) % 4 == 0) {
+                asks[i].gpu = t_random(&seed) % 8 ? part : part + 500;
+                alike = alike && asks[i].gpu == part;
+            }
+            if (t_random(&seed) % 8 == 0) {
+                asks[i].affinity = PLACEMENT_ONLY;
+                asks[i].node = 1 + (int)(t_random(&seed) % n_nodes);
+            }
+        }
+        struct snap *x = snap_new(nodes);
+        struct asked *a = asked_new((enum placement_strategy)(t_random(&seed) % 4), asks);
+        bool now = fits_somehow(x, a, false), ever = now || fits_somehow(x, a, true);
+        struct placement_plan *p = NULL;
+        struct fl_err err = { 0 };
+        enum fl_status st = placement_solve(&x->s, &a->req, &p, NULL, NULL, &err);
+
+        ends[st]++;
+        if (st == FL_OK)
+            check_plan(x, a, p, round);
+        t_true(st != FL_OK || now, "round %d: placed where no way is", round);
+        t_true(st != FL_INVALID || !ever, "round %d: %s", round, err.text);
+        t_true(!alike || (st == FL_OK) == now, "round %d: there is a way; %s", round, err.text);
+        t_true(!alike || (st == FL_INVALID) == !ever, "round %d: it never fits; %s", round,
+               err.text);
+        placement_plan_destroy(p);
+        free(a);
+        free(x);
+    }
+    t_true(ends[FL_OK] > 1000 && ends[FL_INVALID] > 1000 && ends[FL_EXHAUSTED] > 300,
+           "ok %u, never %u, not now %u", ends[FL_OK], ends[FL_INVALID], ends[FL_EXHAUSTED]);
+}
+
+/* A node for each bundle, and one bundle too many. Of nodes that are alike one way stands for all,
+ * and it never fits; of others there are more ways than are looked at, and nothing is proved. */
+static void a_search_ends(void **state)
+{
+    static const char *const names[] = { "GPU", "CPU" };
+    enum { NODES = 100, WIDE = 5 };
+    static struct placement_device devices[WIDE];
+    static struct placement_node nodes[NODES];
+    static struct fl_amount all[NODES][2];
+    static struct placement_bundle bundles[NODES + 1];
+    struct fl_amount three = { 0, 3 * ONE }, four = { 0, 4 * ONE };
+
+    (void)state;
+    for (size_t d = 0; d < WIDE; d++)
+        devices[d] = (struct placement_device){ .id = "0", .free_e4 = ONE };
+    for (size_t i = 0; i <= NODES; i++)
+        bundles[i] =
+            (struct placement_bundle){ .wants = i < NODES / 2 ? &four : &three, .n_wants = 1 };
+    for (int alike = 0; alike < 2; alike++) {
+        struct placement_snapshot s = {
+            .resources = names, .nodes = nodes, .n_resources = 2, .n_nodes = NODES
+        };
+        struct placement_request req = { PLACEMENT_PACK, bundles, NODES + 1 };
+        struct placement_plan *p = NULL;
+        struct timespec start, end;
+        struct fl_err err;
+
+        for (size_t i = 0; i < NODES; i++) {
+            all[i][0] = (struct fl_amount){ 0, WIDE * ONE };
+            all[i][1] = (struct fl_amount){ 1, alike ? ONE : (int64_t)(i + 1) * ONE };
+            nodes[i] = (struct placement_node){ .name = "n",
+                                                .addr = "10.0.0.1",
+                                                .takes_work = true,
+                                                .total = all[i],
+                                                .free = all[i],
+                                                .devices = devices,
+                                                .n_amounts = 2,
+                                                .n_devices = WIDE };
+            memcpy(&nodes[i].who.id, &i, sizeof(i));
+        }
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
+        t_refused(placement_solve(&s, &req, &p, NULL, NULL, &err),
+                  alike ? FL_INVALID : FL_EXHAUSTED, &err);
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+        double took =
+            (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) / 1e9;
+
+        printf("# %d nodes, %s: %.4f s\n", NODES, alike ? "alike" : "each another", took);
+        t_true(took < 0.1 * T_SLOWDOWN, "took %.3f s", took);
+    }
+}
+
 /* 10,000 nodes of 8. The time is processor time of this thread, so a busy machine does not fail it.
  */
 static void ten_thousand_nodes_are_planned(void **state)
@@ -359,10 +563,9 @@ static void ten_thousand_nodes_are_planned(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_row_is_solved),
-        cmocka_unit_test(every_node_gets_its_line),
-        cmocka_unit_test(random_requests_hold),
-        cmocka_unit_test(ten_thousand_nodes_are_planned),
+        cmocka_unit_test(each_row_is_solved),   cmocka_unit_test(every_node_gets_its_line),
+        cmocka_unit_test(random_requests_hold), cmocka_unit_test(small_ones_get_the_true_answer),
+        cmocka_unit_test(a_search_ends),        cmocka_unit_test(ten_thousand_nodes_are_planned),
     };
 
     return t_run("solve", tests);
