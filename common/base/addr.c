@@ -142,7 +142,7 @@ static void add_text(struct fl_str *all, const struct ifaddrs *i)
 }
 
 /* The first address in net, or of the interface named so; near, where it fits as well, comes first: it is the way to
- * the head. all: what there is, for errors. */
+ * the head. What others reach goes before what they do not. all: what there is, for errors. */
 static bool look_for(const struct subnet *net, const char *iface, const struct sockaddr *near, struct sockaddr_storage *own,
                      char name[32], struct fl_str *all)
 {
@@ -166,7 +166,8 @@ static bool look_for(const struct subnet *net, const char *iface, const struct s
         bool as_near = near && inside(i->ifa_addr, &same), family = near && near->sa_family == i->ifa_addr->sa_family;
 
         if (!best || as_near || (family && near->sa_family != best->ifa_addr->sa_family) ||
-            (is_link_local(best->ifa_addr) && !is_link_local(i->ifa_addr)))
+            (is_link_local(best->ifa_addr) && !is_link_local(i->ifa_addr)) ||
+            (is_loopback(best->ifa_addr) && !is_loopback(i->ifa_addr)))
             best = i;
         if (as_near)
             break;
@@ -228,7 +229,8 @@ static enum fl_status finish(const struct sockaddr *at, struct fl_addr *a, struc
     return FL_OK;
 }
 
-/* No head to look towards: the way out, by an address that documents alone use; else what there is but loopback. */
+/* No head to look towards: the way out, by an address that documents alone use; else an interface's, loopback where
+ * there is no other. */
 static enum fl_status to_outside(struct fl_addr *a, struct fl_err *err)
 {
     static const struct subnet all4 = { .n = 4 };

@@ -41,6 +41,10 @@ def p22_a_wildcard_is_no_address():
             head.furlong("job", "submit", "--working-dir=/", "--entrypoint-num-gpus=1", "--", "echo $FURLONG_NODE_IP", check=0)
             for p in (other, head):
                 p.furlong("stop", check=0)
+        ip("-n", head.netns, "route", "del", "default")  # a network of its own: others are there, a way out is not
+        head.furlong("start", "--head", "--node-ip-address=0.0.0.0", "--num-gpus=0", check=0)
+        assert head.info("h")[0]["address"] == "10.77.0.1:6379", head.info("h")
+        head.furlong("stop", check=0)
         head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=0", check=0)
         r = other.furlong("start", "--address=10.77.0.1:6379", "--node-ip-address=127.0.0.1", "--num-gpus=1", "--wait=5")
         assert r.code != 0 and "127.0.0.1 is loopback, which no other node reaches" in r.err and not other.processes(), r
