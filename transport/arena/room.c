@@ -25,15 +25,13 @@ enum fl_status arena_room_wait(struct arena *a, uint64_t bytes, struct fl_err *e
 
     for (;;) {
         pthread_mutex_lock(&a->mu);
-        bool fits = !device_says(a, &left, &total) || left >= bytes;
+        bool fits = !device_says(a, &left, &total) || left >= bytes, late = arena_now_ns() >= until;
 
-        if (!fits && arena_now_ns() >= until)
+        if (!fits && late)
             arena_say_full(a, bytes, err);
         pthread_mutex_unlock(&a->mu);
-        if (fits)
-            return FL_OK;
-        if (arena_now_ns() >= until)
-            return FL_EXHAUSTED;
+        if (fits || late)
+            return fits ? FL_OK : FL_EXHAUSTED;
         nanosleep(&nap, NULL);
     }
 }
