@@ -30,7 +30,7 @@ enum {
 // clang-format off
 #define ALL(X)                                                                                          \
     X(SSL_CTX_new) X(SSL_CTX_free) X(TLS_method) X(SSL_CTX_use_certificate_chain_file)                  \
-    X(SSL_CTX_use_PrivateKey_file) X(SSL_CTX_load_verify_locations) X(SSL_CTX_ctrl) X(SSL_CTX_set_verify) \
+    X(SSL_CTX_use_PrivateKey_file) X(SSL_CTX_load_verify_locations) X(SSL_CTX_ctrl) X(SSL_CTX_set_options) X(SSL_CTX_set_verify) \
     X(SSL_new) X(SSL_free) X(SSL_set_bio) X(SSL_set_connect_state) X(SSL_set_accept_state)              \
     X(SSL_do_handshake) X(SSL_read) X(SSL_write) X(SSL_get_error) X(SSL_pending)                        \
     X(SSL_get_verify_result) X(SSL_set1_host) X(SSL_get0_param) X(X509_VERIFY_PARAM_set1_ip_asc)        \
@@ -95,6 +95,8 @@ static enum fl_status context_of(struct tls_id *id, bool client, SSL_CTX **out, 
     if (!c)
         return fl_fail(err, FL_EXHAUSTED, "no memory for TLS");
     lib.SSL_CTX_ctrl(c, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_2_VERSION, NULL);
+    lib.SSL_CTX_set_options(c,
+                            SSL_OP_NO_RENEGOTIATION); /* so that a write never waits for reading */
     lib.SSL_CTX_set_verify(
         c, id ? SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT : SSL_VERIFY_NONE, NULL);
     if (id && lib.SSL_CTX_use_certificate_chain_file(c, id->cert_path) != 1)
@@ -381,10 +383,10 @@ enum fl_status tls_session_write(struct tls_session *s, const struct iovec *iov,
         lib.ERR_clear_error();
         int rc = lib.SSL_write(s->ssl, s->plain, (int)len);
 
-        if (rc <= 0)
-            return go_on(s, rc, events, err) == FL_OK ? FL_AGAIN
-                   : err                              ? err->status
-                                                      : FL_UNREACHABLE;
+        if (rc <= 0) {
+            FL_TRY(go_on(s, rc, events, err));
+            continue;
+        }
         s->held += (size_t)rc;
         if (s->held >= PIECE)
             break;
