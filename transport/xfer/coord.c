@@ -266,7 +266,7 @@ static void heard_report(struct co_member *m, enum fl_status st, const struct wi
     co_in(m, st, &err);
 }
 
-static void ask_report(struct co_member *m)
+void co_ask_state(struct co_member *m, bool brief, uint64_t ms, co_heard heard)
 {
     Fl__XferReconcile r = FL__XFER_RECONCILE__INIT;
 
@@ -276,9 +276,15 @@ static void ask_report(struct co_member *m)
     if (m->manifest)
         r.known = msg_hash(m->st.manifest);
     r.has_brief = true;
-    r.brief = m->c->granting || m->c->req.kind == XFER_ADVANCE; /* its sources have it */
-    co_call(m, FL_XFER_RECONCILE, &r.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_RECONCILE_MS),
-            heard_report);
+    r.brief = brief;
+    co_call(m, FL_XFER_RECONCILE, &r.base, (struct fl_bytes){ 0 }, co_due(m->c, ms), heard);
+}
+
+static void ask_report(struct co_member *m)
+{
+    bool brief = m->c->granting || m->c->req.kind == XFER_ADVANCE; /* its sources have it */
+
+    co_ask_state(m, brief, COORD_RECONCILE_MS, heard_report);
 }
 
 static bool anyone(const struct co_member *m)
@@ -447,12 +453,16 @@ enum fl_status xfer_coord_create(struct fl_loop *l, const struct xfer_coord_opts
     c->loop = l;
     c->o = *o;
     c->epoch = (struct xfer_epoch){ .attempt = o->attempt };
-    c->delta_dir = o->delta_dir ? strdup(o->delta_dir) : NULL;
-    if (!FL_COPY(c->set, o->set) || (o->delta_dir && !c->delta_dir)) {
+    if (!FL_COPY(c->set, o->set)) {
         free(c);
         return fl_fail(err, FL_INVALID,
                        "the name \"%s\" of a set of weights is longer than %zu bytes", o->set,
                        sizeof(c->set) - 1);
+    }
+    c->delta_dir = o->delta_dir ? strdup(o->delta_dir) : NULL;
+    if (o->delta_dir && !c->delta_dir) {
+        free(c);
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a coordinator");
     }
     c->o.set = c->set;
     c->o.delta_dir = c->delta_dir;

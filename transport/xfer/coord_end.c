@@ -221,10 +221,8 @@ static void heard_abort(struct co_member *m, enum fl_status st, const struct wir
         co_again(m, m->ask);
         return;
     }
-    if (st == FL_OK && msg_read_state(reply, &s, NULL) == FL_OK) {
-        uint32_t n = m->st.n_bad_tensors;
-
-        s.n_bad_tensors = s.n_bad_tensors ? s.n_bad_tensors : n; /* keep what it said before */
+    if (st == FL_OK &&
+        msg_read_state(reply, &s, NULL) == FL_OK) { /* of the rest, what it said before */
         m->st.state = s.state;
         m->st.bytes = s.bytes;
         m->st.other_bytes = s.other_bytes;
@@ -296,15 +294,7 @@ static void heard_probe(struct co_member *m, enum fl_status st, const struct wir
 
 static void ask_probe(struct co_member *m)
 {
-    Fl__XferReconcile r = FL__XFER_RECONCILE__INIT; /* answered at once, in any state */
-
-    r.set = m->c->set;
-    r.attempt = m->c->o.attempt;
-    r.has_known = m->manifest != NULL;
-    if (m->manifest)
-        r.known = msg_hash(m->st.manifest);
-    co_call(m, FL_XFER_RECONCILE, &r.base, (struct fl_bytes){ 0 }, co_due(m->c, COORD_PROBE_MS),
-            heard_probe);
+    co_ask_state(m, true, COORD_PROBE_MS, heard_probe);
 }
 
 static void probed_over(void *arg, enum fl_status st, const struct fl_err *err)

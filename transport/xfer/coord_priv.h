@@ -152,6 +152,8 @@ void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg, 
 void co_again(struct co_member *m, co_ask ask); /* a little later */
 void co_quiet(struct co_member *m);             /* no call, no timer */
 void co_in(struct co_member *m, enum fl_status st, const struct fl_err *err);
+/* RECONCILE, which is answered at once, in any state. brief: without an engine's digests. */
+void co_ask_state(struct co_member *m, bool brief, uint64_t ms, co_heard heard);
 /* Of a question whose answer says nothing but yes: asked again of whom it did not reach. */
 void co_heard_plain(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
                     const struct fl_err *err);
