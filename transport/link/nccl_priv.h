@@ -97,7 +97,7 @@ struct nccl {
     struct gpu_stream *work, *wire;
     struct gpu_event *mark; /* on the wire: what the other stream waits for */
     uint64_t warm, due_ns, uses;
-    bool in_call, warm_recorded; /* in_call: NCCL has not taken the last call yet */
+    bool in_call; /* NCCL has not taken the last call yet */
     struct nccl_ring *ring;
     struct nccl_stage *stage; /* of that call */
     struct nccl_jobs now;

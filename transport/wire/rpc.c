@@ -487,7 +487,7 @@ static void look_work(struct fl_work *w) /* pool thread */
         fl_fail(&k->found, FL_UNSUPPORTED,
                 "%s speaks TLS and this side does not: set RAY_USE_TLS=1 and its three files",
                 k->target);
-    else if (st == FL_OK || (!k->tls && st != FL_OK))
+    else if (st == FL_OK || !k->tls)
         k->found = k->why;
 }
 
