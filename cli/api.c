@@ -12,7 +12,10 @@
 #include "common/base/id.h"
 #include "common/base/str.h"
 
-enum { NO_HTTP = 1 }; /* CURLE_UNSUPPORTED_PROTOCOL: HTTP/2 frames came in place of a status line */
+enum {
+    NO_HTTP = 1,     /* CURLE_UNSUPPORTED_PROTOCOL: HTTP/2 frames came in place of a status line, as Ray's control port answers */
+    WRONG_PORT = 421 /* and as ours does */
+};
 
 enum fl_status cli_url_of(const char *address, char url[CLI_URL_BYTES], struct fl_err *err)
 {
@@ -269,6 +272,8 @@ static enum fl_status explain(const struct cli_cluster *c, const char *path,
 
     if (*said) {
         (void)fl_fail(err, st, "%s", said);
+    } else if (a->status == WRONG_PORT && a->body_len) {
+        (void)fl_fail(err, FL_INVALID, "%s: %.*s", c->url, (int)strcspn(a->body, "\n"), a->body);
     } else if (ours) {
         (void)fl_fail(err, st, "%s", ours);
     } else {

@@ -200,20 +200,23 @@ static enum fl_status no_port(struct fl_err *err, const char *what, const char *
 
 static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
 {
-    char target[128];
+    char target[128], says[256], elsewhere[192];
     struct wire_hello me = head_hello(p->head);
     /* A head that only this host reaches asks its daemons for nothing, whether a token is there or
      * not. */
     bool closed = !loopback(p->rpc_host);
     struct stream_to at = {
-        .target = target, .tls = p->tls, .key_of = closed ? head_key_of : NULL, .admit = head_admit
+        .target = target, .tls = p->tls, .key_of = closed ? head_key_of : NULL, .admit = head_admit, .says = says
     };
 
+    snprintf(says, sizeof(says), "This is the port that worker daemons join: commands, jobs and browsers go to %s", p->http_at);
     snprintf(target, sizeof(target), strchr(p->rpc_host, ':') ? "[%s]:%d" : "%s:%d", p->rpc_host, (int)p->args.port);
     if (stream_listen(p->loop, &stream_rpc, &at, &me, head_accept, p->head, &p->rpc, err) != FL_OK)
         return no_port(err, "daemons", "node-ip-address", p->args.node_ip, "port", p->args.port);
     snprintf(p->rpc_at, sizeof(p->rpc_at), strchr(p->own.text, ':') ? "[%s]%s" : "%s%s", p->own.text,
              strrchr(stream_server_at(p->rpc), ':'));
+    snprintf(elsewhere, sizeof(elsewhere), "worker daemons join at %s", p->rpc_at);
+    http_server_says(p->http, elsewhere);
     return FL_OK;
 }
 

@@ -217,15 +217,24 @@ def p19_the_other_port_says_so():
         before = log().count("\n")
         for program in (("furlong", "job", "submit"), ("furlong", "status"), ("furlong", "job", "list")):
             r = p.run(*program, f"--address=http://{daemons}", *(["--", "true"] if "submit" in program else []))
-            assert r.code != 0 and r.err.count("\n") == 1 and "is the port that worker daemons join" in r.err and "8265" in r.err, r
+            assert r.code != 0 and r.err.count("\n") == 1 and f"is the port that worker daemons join: commands, jobs and browsers go to http://{commands}" in r.err, r
         r = p.furlong("start", f"--address={commands}", f"--state-dir={p.root}/s2")
         assert r.code != 0 and r.err.count("\n") == 1 and f"worker daemons join it at {daemons}" in r.err, r
-        for at, words in ((daemons, b"POST /api/jobs/ HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"),
-                          (daemons, b"x" * 3), (commands, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))):
+        jobs_go, daemons_join = f"commands, jobs and browsers go to http://{commands}", f"worker daemons join at {daemons}"
+        hello = b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x03"
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+        for at, words, told in ((daemons, b"POST /api/jobs/ HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", jobs_go), (daemons, b"x" * 3, jobs_go),
+                                (daemons, hello, jobs_go), (commands, preface, daemons_join), (commands, hello, daemons_join)):
             with socket.create_connection((at.split(":")[0], int(at.split(":")[1])), timeout=30 * harness.SLOW) as s:
                 s.sendall(words)
                 s.shutdown(socket.SHUT_WR)
-                b"".join(iter(lambda: s.recv(65536), b""))  # it ends
+                heard = b"".join(iter(lambda: s.recv(65536), b""))  # it ends
+                assert heard.count(told.encode()) == 1 and len(heard) < 600, (words, heard)
+        curl = lambda *a: subprocess.run(["curl", "-sS", "--noproxy", "*", "--max-time", str(30 * harness.SLOW), *a], capture_output=True, text=True)
+        r = curl("-w", "%{http_code}", f"http://{daemons}/api/version")
+        assert r.returncode == 0 and r.stdout == f"This is the port that worker daemons join: {jobs_go}\n421", r
+        r = curl("--http2-prior-knowledge", f"http://{commands}/api/version")  # it asks again as it is told to, or gives up: it does not wait
+        assert r.returncode == 0 and "ray_version" in r.stdout or r.returncode not in (0, 28), r
         r = p.furlong("job", "submit", "--", "echo still here", check=0)
         assert r.out == "still here\n", r
         assert log().count("\n") < before + 10, log()

@@ -258,19 +258,76 @@ static void bounds_connections(void **state)
     raw_talk(&w, &one, say, strlen(say), out, sizeof(out));
     t_has(out, "HTTP/1.1 200");
     raw_close(&one);
-
-    /* From other hosts three quarters at most: this host's commands have the rest. */
-    struct sockaddr_in near = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) },
-                       far = near;
-
-    far.sin_addr.s_addr = htonl(0x0a000001);
-    w.server->n_far = MOST * 3 / 4 - 1;
-    t_int_eq(http_door_policy(w.server, (struct sockaddr *)&far, sizeof(far)), MHD_YES);
-    w.server->n_far = MOST * 3 / 4;
-    t_int_eq(http_door_policy(w.server, (struct sockaddr *)&far, sizeof(far)), MHD_NO);
-    t_int_eq(http_door_policy(w.server, (struct sockaddr *)&near, sizeof(near)), MHD_YES);
-    w.server->n_far = 0;
     web_close(&w);
+}
+
+/* Who speaks something else is told what is spoken here, and where to go. */
+static void says_what_is_spoken_here(void **state)
+{
+    static const char elsewhere[] = "worker daemons join at 10.77.0.1:6379";
+    static const struct {
+        const char *name, *first;
+        size_t n;
+        bool tls; /* the server's */
+        const char *says;
+    } rows[] = {
+        { "HTTP/2 at a plain port", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33, false,
+          "This port speaks HTTP/1.1 without TLS (http://); worker daemons join at 10.77.0.1:6379" },
+        { "TLS at a plain port", "\x16\3\1\2\0\1\0\1\xfc\3\3", 11, false,
+          "This port speaks HTTP/1.1 without TLS (http://); worker daemons join at 10.77.0.1:6379\n" },
+        { "HTTP/2 at a port with TLS", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33, true,
+          "This port speaks TLS: use https:// in place of http://, and for `ray job` --verify=FILE with the CA's "
+          "certificate; worker daemons join at 10.77.0.1:6379" },
+        { "HTTP/1 at a port with TLS", "GET / HTTP/1.1\r\n\r\n", 18, true, "This port speaks TLS: use https://" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        struct web w = { 0 };
+        struct raw r;
+        char out[4096];
+        size_t n;
+
+        web_tls = rows[i].tls;
+        web_open(&w);
+        http_server_says(w.server, elsewhere);
+        web_tls = false; /* of the client */
+        r = raw_connect(&w);
+        n = raw_talk(&w, &r, rows[i].first, rows[i].n, out, sizeof(out));
+        t_true(memmem(out, n, rows[i].says, strlen(rows[i].says)) != NULL, "%s: %.*s", rows[i].name, (int)n, out);
+        raw_close(&r);
+        web_close(&w);
+    }
+}
+
+/* A client that says all that it has to say and ends its half with it has its answers, and then the end: it does not
+ * keep a connection until the time of a silent one. */
+static void notices_a_half_close(void **state)
+{
+    static const char once[] = "GET /open HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    static const char *const rows[] = { once, "GET /open HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+                                              "GET /open HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" };
+
+    (void)state;
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        struct web w = { 0 };
+        struct raw r;
+        char out[4096] = "", *second;
+        size_t n;
+
+        web_open(&w);
+        r = raw_connect(&w);
+        t_int_eq(raw_send(&r, rows[i], strlen(rows[i])), strlen(rows[i]));
+        t_true(shutdown(r.fd, SHUT_WR) == 0);
+        n = raw_talk(&w, &r, "", 0, out, sizeof(out)); /* to the end: three seconds at most */
+        t_true(n > 0);
+        second = strstr(out + 1, "HTTP/1.1 200");
+        t_true(strncmp(out, "HTTP/1.1 200", 12) == 0 && (second != NULL) == (i == 1), "%zu: %s", i, out);
+        t_true(raw_recv(&r, out, sizeof(out)) == 0, "the connection is kept");
+        t_int_eq(w.server->n_conns, 0);
+        raw_close(&r);
+        web_close(&w);
+    }
 }
 
 static void says_who_has_the_port(void **state)
@@ -296,6 +353,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         WEB_BOTH(bounds_bodies),         WEB_BOTH(survives_garbage),
         WEB_BOTH(gives_up_on_the_slow),  WEB_BOTH(bounds_connections),
+        WEB_PLAIN(says_what_is_spoken_here), WEB_PLAIN(notices_a_half_close),
         WEB_BOTH(says_who_has_the_port),
     };
 

@@ -396,6 +396,80 @@ static void gives_up_on_who_asks_nothing(void **state)
     }
 }
 
+/* Who speaks HTTP/1 or TLS at a port of gRPC reads where to go with it; others come in as before, under their own
+ * address. */
+static void says_where_others_go(void **state)
+{
+    static const struct {
+        const char *name, *say;
+        size_t n;
+    } rows[] = {
+        { "HTTP", "POST /api/jobs/ HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", 59 },
+        { "TLS", "\x16\3\1\2\0\1\0\1\xfc\3\3", 11 },
+        { "nothing that is known", "*1\r\n$4\r\nPING\r\n", 14 },
+    };
+    static const struct carrier c = { "rpc", &stream_rpc, "127.0.0.1:0", NULL, false };
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    struct fl_err err = { 0 };
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &c, NULL);
+    r.at.says = "Jobs go to http://10.77.0.1:8265";
+    t_ok(rig_listen(&r, &err), &err);
+    a.sin_port = htons((uint16_t)atoi(strrchr(stream_server_at(r.server), ':') + 1));
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        char heard[1024] = "";
+        ssize_t n = 0;
+
+        t_true(connect(fd, (struct sockaddr *)&a, sizeof(a)) == 0);
+        t_int_eq(send(fd, rows[i].say, rows[i].n, MSG_NOSIGNAL), rows[i].n);
+        rig_until(&r, (n = recv(fd, heard, sizeof(heard) - 1, MSG_DONTWAIT)) > 0);
+        t_true(strncmp(heard, "HTTP/1.1 421 ", 13) == 0, "%s: %s", rows[i].name, heard);
+        t_has(heard, "\r\n\r\nJobs go to http://10.77.0.1:8265\n");
+        rig_until(&r, recv(fd, heard, sizeof(heard), MSG_DONTWAIT) == 0);
+        close(fd);
+    }
+    t_ok(rig_dial(&r, &err), &err);
+    rig_until(&r, r.client.opened && r.far.opened);
+    t_has(stream_name(r.far.s), "127.0.0.1:");
+    t_int_eq(r.refused, 0);
+    rig_fini(&r);
+}
+
+/* A server that ends waits for nobody who greeted in HTTP/2 and stays silent. */
+static void ends_with_silent_ones_inside(void **state)
+{
+    static const char greeting[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0";
+    static const struct carrier c = { "rpc", &stream_rpc, "127.0.0.1:0", NULL, false };
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    struct fl_err err = { 0 };
+    int fd[3];
+    struct rig r;
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        fd[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* open before and after */
+    rig_init(&r, &c, NULL);
+    t_ok(rig_listen(&r, &err), &err);
+    a.sin_port = htons((uint16_t)atoi(strrchr(stream_server_at(r.server), ':') + 1));
+    for (int i = 0; i < 3; i++) {
+        uint8_t sink[64];
+
+        t_true(connect(fd[i], (struct sockaddr *)&a, sizeof(a)) == 0);
+        t_int_eq(send(fd[i], greeting, sizeof(greeting) - 1, MSG_NOSIGNAL), sizeof(greeting) - 1);
+        rig_until(&r, recv(fd[i], sink, sizeof(sink), MSG_DONTWAIT) > 0); /* gRPC's own greeting */
+    }
+    uint64_t since = fl_clock_boot_ns();
+
+    rig_fini(&r);
+    t_true(fl_clock_boot_ns() - since < 8000000000ull, "it took %llu ms",
+           (unsigned long long)((fl_clock_boot_ns() - since) / 1000000));
+    for (int i = 0; i < 3; i++)
+        close(fd[i]);
+}
+
 /* A caller gives up while HTTP/2 is being greeted, and the other side's SETTINGS come after that:
  * its socket goes. */
 static void gives_up_half_way(void **state)
@@ -511,6 +585,8 @@ int main(void)
         cmocka_unit_test(throws_out_garbage),
         cmocka_unit_test(gives_up_on_the_mute),
         cmocka_unit_test(gives_up_on_who_asks_nothing),
+        cmocka_unit_test(says_where_others_go),
+        cmocka_unit_test(ends_with_silent_ones_inside),
         cmocka_unit_test(gives_up_half_way),
         cmocka_unit_test(keeps_no_descriptor_that_it_did_not_ask_for),
         cmocka_unit_test(refuses_other_users),

@@ -44,6 +44,8 @@ struct http_config { /* copied, but for the routes */
 enum fl_status http_server_create(struct fl_loop *l, const struct http_config *c,
                                   struct http_server **out, struct fl_err *err);
 uint16_t http_server_port(const struct http_server *s);
+/* Whoever speaks no HTTP/1.1 here is told what this port speaks, and this: where else to go. */
+void http_server_says(struct http_server *s, const char *elsewhere);
 /* Requests that wait for an answer are answered 503 first and their gone() runs. NULL is fine. */
 void http_server_destroy(struct http_server *s);
 

@@ -57,7 +57,7 @@ static bool is_loopback(struct MHD_Connection *conn)
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
 
-    return info && http_addr_is_loopback(info->client_addr);
+    return info && door_is_near(info->client_addr);
 }
 
 static void refuse(struct http_req *req, unsigned status, const char *fmt, ...)
@@ -371,8 +371,7 @@ static size_t unescape(void *arg, struct MHD_Connection *conn, char *text)
     return n;
 }
 
-/* What is common to both kinds comes last in the call: MHD reads a list of its options. */
-static struct MHD_Daemon *start_mhd(struct http_server *s, int fd)
+static struct MHD_Daemon *start_mhd(struct http_server *s)
 {
     struct MHD_OptionItem tls[] = {
         { MHD_OPTION_HTTPS_MEM_CERT, 0, s->c.tls ? s->c.tls->cert : NULL },
@@ -381,13 +380,12 @@ static struct MHD_Daemon *start_mhd(struct http_server *s, int fd)
           (void *)(uintptr_t) "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2" },
         { MHD_OPTION_END, 0, NULL },
     };
-    struct MHD_OptionItem plain[] = { { MHD_OPTION_LISTEN_SOCKET, fd, NULL },
-                                      { MHD_OPTION_END, 0, NULL } };
+    struct MHD_OptionItem plain[] = { { MHD_OPTION_END, 0, NULL } };
     unsigned idle_s = (s->c.idle_ms + 999) / 1000;
     unsigned how = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE |
-                   (s->c.tls ? MHD_USE_TLS | MHD_USE_NO_LISTEN_SOCKET : 0);
+                   MHD_USE_NO_LISTEN_SOCKET | (s->c.tls ? MHD_USE_TLS : 0);
 
-    return MHD_start_daemon(how, 0, http_door_policy, s, on_request, s, MHD_OPTION_NOTIFY_COMPLETED,
+    return MHD_start_daemon(how, 0, NULL, NULL, on_request, s, MHD_OPTION_NOTIFY_COMPLETED,
                             on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, http_door_notify, s,
                             MHD_OPTION_CONNECTION_LIMIT, s->c.connections_max,
                             MHD_OPTION_CONNECTION_TIMEOUT, idle_s,
@@ -405,16 +403,16 @@ static enum fl_status start(struct http_server *s, int fd, struct fl_err *err)
         return fl_fail(err, FL_UNSUPPORTED, "libmicrohttpd was built without TLS here");
     }
     if (!FL_FAULT("http.start"))
-        s->mhd = start_mhd(s, fd);
+        s->mhd = start_mhd(s);
     if (!s->mhd) {
         close(fd);
         return fl_fail(
             err, FL_EXHAUSTED, "HTTP at %s port %u could not start: out of memory or descriptors%s",
             s->host, s->port, s->c.tls ? ", or GnuTLS does not take the certificate" : "");
     }
-    if (s->c.tls)
-        FL_TRY(http_door_create(s, fd, &s->door, err));
-    s->c.tls = NULL; /* MHD has what it needs; http_req_is_tls() asks for the door */
+    s->tls = s->c.tls != NULL;
+    s->c.tls = NULL; /* MHD has what it needs */
+    FL_TRY(http_door_create(s, fd, err));
     info = MHD_get_daemon_info(s->mhd, MHD_DAEMON_INFO_EPOLL_FD);
     if (!info)
         return fl_fail(err, FL_UNSUPPORTED, "libmicrohttpd has no epoll here");
@@ -495,7 +493,8 @@ void http_server_destroy(struct http_server *s)
 {
     if (!s)
         return;
-    http_door_destroy(s->door);
+    door_destroy(s->door);
+    s->door = NULL;
     if (s->mhd) {
         http_ws_end_all(s);
         answer_the_rest(s);

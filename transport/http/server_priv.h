@@ -3,6 +3,7 @@
 #include <microhttpd.h>
 
 #include "common/base/str.h"
+#include "transport/door/door.h"
 #include "transport/http/http.h"
 
 enum {
@@ -83,7 +84,6 @@ struct http_conn { /* a connection, from its first byte to its last */
     bool far; /* not from loopback */
     struct fl_timer due;
 };
-struct http_door;
 struct http_server {
     struct fl_loop *loop;
     struct http_config c;
@@ -91,7 +91,8 @@ struct http_server {
     char **hosts; /* copies, ended by NULL */
     uint16_t port;
     struct MHD_Daemon *mhd;
-    struct http_door *door; /* where TLS is spoken */
+    struct door *door; /* in front of it: it listens */
+    bool tls;
     unsigned n_conns, n_far;
     struct fl_watch *watch;
     struct fl_timer timer;
@@ -103,16 +104,12 @@ struct http_server {
 };
 void http_kick(struct http_server *s); /* MHD has something to do */
 /* door.c */
-bool http_addr_is_loopback(const struct sockaddr *a); /* NULL: not */
-enum MHD_Result http_door_policy(void *server, const struct sockaddr *from, socklen_t len);
+enum fl_status http_door_create(struct http_server *s, int fd_take, struct fl_err *err);
 void http_door_notify(void *server, struct MHD_Connection *conn, void **slot,
                       enum MHD_ConnectionNotificationCode what);
 void http_door_headers(struct http_req *req, uint64_t body_bytes); /* are whole, a body follows */
 void http_door_whole(struct http_req *req);                        /* so is the body            */
 void http_door_answered(struct http_server *s, struct MHD_Connection *conn);
-enum fl_status http_door_create(struct http_server *s, int fd_take, struct http_door **out,
-                                struct fl_err *err);
-void http_door_destroy(struct http_door *d); /* NULL is fine */
 /* req.c */
 enum MHD_Result http_req_answer(struct http_req *req); /* response is handed to MHD */
 void http_req_left(struct http_req *req);              /* tells the handler, once   */

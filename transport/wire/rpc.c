@@ -9,16 +9,21 @@
 #include <assert.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc.h>
+#include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <grpc/support/alloc.h>
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/fault.h"
+#include "transport/door/door.h"
 #include "transport/tls/tls.h"
 #include "transport/wire/resolve.h"
 #include "transport/wire/sock.h"
@@ -30,7 +35,8 @@ enum {
     PART_MS = 1000,          /* for the last bytes of a line to leave  */
     LOOK_MS = 2000,          /* to find out why TLS was not to be      */
     SETTLE_MS = 5000,        /* gRPC's own limit is WIRE_AGAIN_MAX_MS  */
-    KEEP_MS = 10000
+    KEEP_MS = 10000,
+    KNOCKS = 256 /* connections that have said nothing yet */
 };
 #define METHOD "/furlong.Wire/Stream"
 #define MARK "furlong" /* in the server's first metadata: it is one of ours */
@@ -712,6 +718,8 @@ struct rpc_port {
     struct wire_port p;
     struct fl_loop *loop;
     grpc_server *server;
+    grpc_server_credentials *creds;
+    struct door *door; /* without TLS: it listens, gRPC has the connections of who speaks it */
     struct rpc_tag next, down;
     grpc_call *call;
     grpc_call_details details;
@@ -724,6 +732,7 @@ static void port_free(struct rpc_port *p)
     if (p->next.out || p->down.out)
         return;
     grpc_server_destroy(p->server);
+    grpc_server_credentials_release(p->creds);
     grpc_call_details_destroy(&p->details);
     grpc_metadata_array_destroy(&p->metadata);
     fl_loop_release(p->loop);
@@ -757,13 +766,20 @@ static void refuse_call(struct rpc_port *p, grpc_status_code code, const char *w
     grpc_call_unref(p->call);
 }
 
+/* For errors: "ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711"; a connection that came through the door
+ * has its descriptor for a name, "fd:17". */
 static void peer_name(grpc_call *call, char *out, size_t cap)
 {
     char *peer = grpc_call_get_peer(call);
     const char *from = strchr(peer, ':');
+    union wire_sockaddr sa;
+    socklen_t len = sizeof(sa);
+    int fd;
 
-    /* "ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711" */
-    snprintf(out, cap, "%s", from ? from + 1 : peer);
+    if (sscanf(peer, "fd:%d", &fd) == 1 && getpeername(fd, &sa.sa, &len) == 0)
+        wire_addr_text(&sa, out, cap);
+    else
+        snprintf(out, cap, "%s", from ? from + 1 : peer);
     gpr_free(peer);
 }
 
@@ -821,6 +837,8 @@ static void rpc_close(struct wire_port *port)
     struct rpc_port *p = container_of(port, struct rpc_port, p);
 
     p->closed = true;
+    door_destroy(p->door);
+    p->door = NULL;
     fl_loop_hold(p->loop); /* until the streams that were accepted have ended, too */
     p->down.out = true;
     grpc_server_shutdown_and_notify(p->server, hub.cq, &p->down);
@@ -834,27 +852,76 @@ static void rpc_pause(struct wire_port *port, bool on)
     next_call(p);
 }
 
+/* What gRPC does to a socket that it accepts itself. */
+static void come_in(void *arg, int fd, const struct sockaddr *from, socklen_t len)
+{
+    struct rpc_port *p = arg;
+    int one = 1, silent_ms = KEEP_MS;
+
+    (void)from;
+    (void)len;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* only slower without */
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms,
+                     sizeof(silent_ms)); /* its pings say it, too */
+    grpc_server_add_channel_from_fd(p->server, fd, p->creds);
+}
+
+/* gRPC takes a connection from somebody else's hands without TLS alone: with it, it listens itself,
+ * and who comes without TLS is hung up on. */
+static enum fl_status port_open(struct rpc_port *p, const struct stream_to *at, int fd_take,
+                                struct fl_err *err)
+{
+    struct door_config door = { .speaks = DOOR_HTTP2,
+                                .status = "421 Misdirected Request",
+                                .says = at->says ? at->says : "This port speaks gRPC, without TLS",
+                                .max = KNOCKS,
+                                .wait_ms = WIRE_CONNECT_MS,
+                                .in = come_in,
+                                .arg = p };
+    struct wire_addrs a;
+    char host[WIRE_HOST_MAX];
+    uint16_t port;
+    int got;
+
+    if (!at->tls)
+        return door_create(p->loop, fd_take, &door, &p->door, err);
+    close(fd_take); /* it could be had: gRPC says only that it failed, sock_open() said why */
+    FL_TRY(wire_target_split(at->target, host, &port, err));
+    (void)wire_addr_parse(host, port, &a); /* sock_open() has parsed it */
+    wire_addr_text(&a.a[0].u, p->p.at, sizeof(p->p.at));
+    got = FL_FAULT("wire.bind") ? 0 : grpc_server_add_http2_port(p->server, p->p.at, p->creds);
+    if (got <= 0)
+        return fl_fail(err, FL_EXISTS, "%s is in use by another process: choose another one",
+                       at->target);
+    (void)wire_addr_parse(host, (uint16_t)got, &a);
+    wire_addr_text(&a.a[0].u, p->p.at, sizeof(p->p.at));
+    return FL_OK;
+}
+
 static enum fl_status rpc_listen(struct fl_loop *l, const struct stream_to *at, bool has_key,
                                  void (*arrived)(void *arg, struct wire_line *k_take), void *arg,
                                  struct wire_port **out, struct fl_err *err)
 {
     static const struct wire_port_ops ops = { .close = rpc_close, .pause = rpc_pause };
-    grpc_server_credentials *creds;
-    char host[WIRE_HOST_MAX], bind_at[WIRE_HOST_MAX + 8];
-    struct wire_addrs a;
+    char real[sizeof(((struct wire_port *)0)->at)];
     struct rpc_port *p;
-    uint16_t port;
-    int got;
+    enum fl_status st;
+    int fd;
 
-    FL_TRY(wire_target_split(at->target, host, &port, err));
-    FL_TRY(sock_probe(at, has_key, err)); /* gRPC says only that it failed, this says why */
-    FL_TRY(hub_get(err));
+    FL_TRY(sock_open(at, has_key, &fd, real, sizeof(real), err));
+    st = hub_get(err);
+    if (st != FL_OK) {
+        close(fd);
+        return st;
+    }
     p = FL_FAULT("wire.port") ? NULL : calloc(1, sizeof(*p));
     if (!p) {
+        close(fd);
         hub_put();
         return fl_fail(err, FL_EXHAUSTED, "no memory to listen at %s", at->target);
     }
     p->p = (struct wire_port){ .ops = &ops, .arrived = arrived, .arg = arg };
+    memcpy(p->p.at, real, sizeof(real));
     p->loop = l;
     grpc_call_details_init(&p->details);
     grpc_metadata_array_init(&p->metadata);
@@ -862,19 +929,13 @@ static enum fl_status rpc_listen(struct fl_loop *l, const struct stream_to *at, 
     tag_init(&p->down, l, p, port_down);
     p->server = grpc_server_create(&args, NULL);
     grpc_server_register_completion_queue(p->server, hub.cq, NULL);
-    (void)wire_addr_parse(host, port, &a); /* sock_probe has parsed it */
-    wire_addr_text(&a.a[0].u, bind_at, sizeof(bind_at));
-    creds = server_creds(at->tls);
-    got = FL_FAULT("wire.bind") ? 0 : grpc_server_add_http2_port(p->server, bind_at, creds);
-    grpc_server_credentials_release(creds);
+    p->creds = server_creds(at->tls);
+    st = port_open(p, at, fd, err);
     grpc_server_start(p->server);
-    if (got <= 0) {
+    if (st != FL_OK) {
         rpc_close(&p->p);
-        return fl_fail(err, FL_EXISTS, "%s is in use by another process: choose another one",
-                       at->target);
+        return st;
     }
-    (void)wire_addr_parse(host, (uint16_t)got, &a);
-    wire_addr_text(&a.a[0].u, p->p.at, sizeof(p->p.at));
     next_call(p);
     *out = &p->p;
     return FL_OK;

@@ -9,5 +9,7 @@ enum fl_status sock_line_of(struct fl_loop *l, int fd_take, struct tls_id *tls,
 enum fl_status sock_listen(struct fl_loop *l, const struct stream_to *at, bool has_key,
                            void (*arrived)(void *arg, struct wire_line *k_take), void *arg,
                            struct wire_port **out, struct fl_err *err);
-/* Whether one could listen there just now, and if not, why. */
-enum fl_status sock_probe(const struct stream_to *at, bool has_key, struct fl_err *err);
+/* A TCP listener without a server; real: its target, with the real port. FL_EXISTS, FL_UNREACHABLE, FL_DENIED
+ * and FL_INVALID say why there is none. */
+enum fl_status sock_open(const struct stream_to *at, bool has_key, int *out, char *real, size_t cap,
+                         struct fl_err *err);

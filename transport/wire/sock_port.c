@@ -218,7 +218,8 @@ enum fl_status sock_listen(struct fl_loop *l, const struct stream_to *at, bool h
     return FL_OK;
 }
 
-enum fl_status sock_probe(const struct stream_to *at, bool has_key, struct fl_err *err)
+enum fl_status sock_open(const struct stream_to *at, bool has_key, int *out, char *real, size_t cap,
+                         struct fl_err *err)
 {
     struct sock_port *p;
     struct wire_addrs a;
@@ -230,6 +231,11 @@ enum fl_status sock_probe(const struct stream_to *at, bool has_key, struct fl_er
         return fl_fail(err, FL_EXHAUSTED, "no memory to listen at %s", at->target);
     p->fd = -1;
     st = open_port(p, at->target, &a.a[0], err);
+    if (st == FL_OK) {
+        snprintf(real, cap, "%s", p->p.at);
+        *out = p->fd;
+        p->fd = -1;
+    }
     port_free(p);
     return st;
 }

@@ -139,6 +139,8 @@ struct stream_to {
                              struct fl_err *err);
     enum fl_status (*admit)(void *arg, const struct wire_hello *peer, struct fl_err *err);
     void (*refused)(void *arg, const struct fl_err *why); /* whoever came did not get in: for the log */
+    const char *says; /* stream_rpc without TLS: one sentence for who speaks another protocol there, say where theirs is
+                       * spoken. Copied; NULL: what this port is */
 };
 /* Starts connecting; names are resolved on the pool. opened(), or closed() with the reason (lost()
  * first and another attempt with again). Nothing is called before it returns. */
