@@ -25,7 +25,7 @@ enum fl_status cli_env_read(const char *text, const char *file, json_t **out, st
 {
     const char *what = file ? file : "--runtime-env-json", *dot = file ? strrchr(file, '.') : NULL;
     char *held = NULL;
-    size_t len;
+    size_t len = text ? strlen(text) : 0;
     json_t *o = NULL;
     enum fl_status st;
 
@@ -35,10 +35,8 @@ enum fl_status cli_env_read(const char *text, const char *file, json_t **out, st
         *out = json_object();
         return *out ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for a runtime_env");
     }
-    if (file)
-        FL_TRY(fl_file_read(file, FILE_MAX, &held, &len, err));
-    else
-        len = strlen(text);
+    if (file && (st = fl_file_read(file, FILE_MAX, &held, &len, err)) != FL_OK)
+        return fl_wrap(err, st, "--runtime-env");
     if (file && !(dot && strcmp(dot, ".json") == 0))
         st = cli_yaml_parse(held, len, what, &o, err);
     else

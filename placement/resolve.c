@@ -93,6 +93,11 @@ static enum fl_status check_given(const struct layout_flags *f, struct fl_err *e
     return FL_OK;
 }
 
+static const char *plural(int32_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 /* The trainer alone, or trainer and engines on the same devices: all that the nodes have. */
 static enum fl_status trainer_everywhere(struct resolver *r, struct fl_err *err)
 {
@@ -140,9 +145,10 @@ static enum fl_status trainer_beside(struct resolver *r, struct fl_err *err)
     }
     if (left < want_nodes + (f->rollout_gpus < 0))
         return fl_fail(err, FL_INVALID,
-                       "%d GPUs on %d nodes, %d for engines, leave too few for a trainer beside "
-                       "them: use --colocate, give less, or add nodes",
-                       s->total, s->nodes, spoken);
+                       "%d GPU%s on %d node%s, %d for engines: %d left, and a trainer "
+                       "(--actor-num-nodes %d)%s takes %d: use --colocate, give less, or add nodes",
+                       s->total, plural(s->total), s->nodes, plural(s->nodes), spoken, left, want_nodes,
+                       f->rollout_gpus < 0 ? " beside an engine" : "", want_nodes + (f->rollout_gpus < 0));
     if (f->rollout_gpus > 0) { /* the rest trains */
         if (f->actor_nodes < 0 && left > s->least && left % s->least == 0)
             want_nodes = left / s->least;
@@ -185,10 +191,10 @@ static enum fl_status engines_beside(struct resolver *r, struct fl_err *err)
         return FL_OK;
     if (left <= 0 || whole == 0)
         return fl_fail(err, FL_INVALID,
-                       "%d GPUs on %d nodes, %d for the trainer: %d left for engines of %d; use "
+                       "%d GPU%s on %d node%s, %d for the trainer: %d left for engines of %d; use "
                        "--colocate, give less, or add nodes",
-                       r->seen.total, r->seen.nodes, actors(f), left < 0 ? 0 : left,
-                       f->gpus_per_engine);
+                       r->seen.total, plural(r->seen.total), r->seen.nodes, plural(r->seen.nodes),
+                       actors(f), left < 0 ? 0 : left, f->gpus_per_engine);
     derived(r, &f->rollout_gpus, "--rollout-num-gpus", whole, "left beside %d of the trainer",
             actors(f));
     return FL_OK;
@@ -207,8 +213,10 @@ static enum fl_status rollout_only(struct resolver *r, struct fl_err *err)
         int32_t left = r->seen.total - f->eval_gpus, whole = left - left % f->gpus_per_engine;
 
         if (f->rollout_gpus < 0 && whole <= 0)
-            return fl_fail(err, FL_INVALID, "%d GPUs on %d nodes hold no engine of %d",
-                           r->seen.total, r->seen.nodes, f->gpus_per_engine);
+            return fl_fail(err, FL_INVALID, "%d GPU%s on %d node%s hold no engine of %d; give less with "
+                           "--rollout-num-gpus-per-engine, or add nodes",
+                           r->seen.total, plural(r->seen.total), r->seen.nodes, plural(r->seen.nodes),
+                           f->gpus_per_engine);
         if (f->rollout_gpus < 0)
             derived(r, &f->rollout_gpus, "--rollout-num-gpus", whole, "all GPUs of the nodes");
         int32_t wide = f->rollout_gpus < f->gpus_per_node ? f->rollout_gpus : f->gpus_per_node;

@@ -168,7 +168,8 @@ def p08_the_same_environment_in_three_ways():
             submit(p, program, how, f"--submission-id={name}", "--", "true", check=0)
             kept.append(job(p, name)["runtime_env"])
         assert all(k == kept[0] for k in kept) and {**kept[0], "env_vars": {k: v for k, v in kept[0]["env_vars"].items() if k in env["env_vars"]}} == env, kept
-    for name, words in (("bad.yaml", ["bad.yaml", "line 3"]), ("number.yaml", ["env_vars.N", "a text is wanted"])):
+    for name, words in (("bad.yaml", ["bad.yaml", "line 3"]), ("number.yaml", ["env_vars.N", "a text is wanted"]),
+                        ("none.yaml", ["--runtime-env", "none.yaml", "No such file"])):
         r = p.furlong("job", "submit", f"--runtime-env={p.root}/{name}", "--", "true")
         assert r.code == 2 and all(w in r.err for w in words), r
 
