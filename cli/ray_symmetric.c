@@ -14,6 +14,7 @@
 
 #include "cli/daemons.h"
 #include "cli/ray.h"
+#include "common/base/addr.h"
 #include "common/base/file.h"
 #include "common/base/str.h"
 
@@ -46,11 +47,6 @@ static bool same(const struct sockaddr *a, const struct sockaddr *b)
                : memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr, 16) == 0;
 }
 
-static bool is_loopback(const char *ip)
-{
-    return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0;
-}
-
 /* host becomes the literal that it stands for; *here: an interface of this machine carries it. */
 static enum fl_status elect(struct symmetric *s, bool *here, struct fl_err *err)
 {
@@ -70,10 +66,10 @@ static enum fl_status elect(struct symmetric *s, bool *here, struct fl_err *err)
     if (getifaddrs(&list) == 0)
         for (struct ifaddrs *i = list; i && !*here; i = i->ifa_next)
             *here = same(i->ifa_addr, got->ai_addr);
-    *here |= is_loopback(s->host);
+    *here |= fl_addr_is_loopback(s->host);
     freeifaddrs(list);
     freeaddrinfo(got);
-    if (s->min_nodes > 1 && is_loopback(s->host))
+    if (s->min_nodes > 1 && fl_addr_is_loopback(s->host))
         return fl_fail(err, FL_INVALID, "%s is this machine for each of the %lld nodes: give the head's address on the network",
                        s->host, (long long)s->min_nodes);
     return FL_OK;

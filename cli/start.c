@@ -255,11 +255,6 @@ static int block(const struct cli_daemon *d, size_t n)
 }
 
 /* ==== what the user reads ========================================================================== */
-static bool is_loopback(const char *ip)
-{
-    return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0 || strcmp(ip, "localhost") == 0;
-}
-
 static void say_head(const json_t *head, const json_t *node)
 {
     const char *address = cli_text(head, "address"), *ip = cli_text(head, "node_ip");
@@ -268,7 +263,7 @@ static void say_head(const json_t *head, const json_t *node)
     printf("node      %s at %s (%s)\n\n", cli_text(node, "name"), cli_text(node, "address"), cli_text(node, "interface"));
     printf("  furlong train           a run on this cluster\n");
     printf("  furlong status          what it has and does\n");
-    if (is_loopback(ip))
+    if (fl_addr_is_loopback(ip))
         printf("  other nodes             need a head that they can reach: furlong start --head --node-ip-address=ADDRESS\n");
     else
         printf("  on each other node      furlong start --address=%s   (with the same token file: %s)\n",

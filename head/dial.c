@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/base/addr.h"
 #include "common/base/log.h"
 #include "head/state.h"
 
@@ -92,11 +93,6 @@ static void on_closed(struct stream *s, const struct fl_err *why)
 
 static const struct stream_user user = { .opened = on_opened, .closed = on_closed };
 
-static bool is_loopback(const char *address)
-{
-    return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0;
-}
-
 /* "10.77.0.2:41234 (node)" to its address */
 static void address_of(const char *name, char *out, size_t cap)
 {
@@ -117,7 +113,7 @@ enum fl_status dial_back(struct uplink *u, struct call_req *req, const Fl__JoinR
                             .tls = h->cfg.tls,
                             .connect_ms = DIAL_MS };
 
-    if (is_loopback(m->address) && !is_loopback(h->node_ip))
+    if (fl_addr_is_loopback(m->address) && !fl_addr_is_loopback(h->node_ip))
         return fl_fail(
             err, FL_INVALID,
             "node %.63s gives the address %s, which is this or that host to each that dials it, "

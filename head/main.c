@@ -93,12 +93,6 @@ static enum fl_status find_addresses(struct program *p, struct fl_err *err)
 
 /* ---- the token ---- */
 
-static bool loopback(const char *address)
-{
-    return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0 ||
-           strcmp(address, "[::1]") == 0;
-}
-
 static enum fl_status make_token(struct program *p, struct fl_err *err)
 {
     uint8_t random[32];
@@ -124,7 +118,7 @@ static enum fl_status find_token(struct program *p, struct fl_err *err)
         FL_TRY(fl_state_dir(NULL, state, err));
         FL_TRY(fl_path(p->token_path, err, "%s/token", state));
     }
-    p->beyond = !loopback(p->rpc_host) || !loopback(p->http_host);
+    p->beyond = !fl_addr_is_loopback(p->rpc_host) || !fl_addr_is_loopback(p->http_host);
     if (stat(p->token_path, &sb) < 0)
         return !p->beyond        ? FL_OK
                : errno == ENOENT ? make_token(p, err)
@@ -204,7 +198,7 @@ static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
     struct wire_hello me = head_hello(p->head);
     /* A head that only this host reaches asks its daemons for nothing, whether a token is there or
      * not. */
-    bool closed = !loopback(p->rpc_host);
+    bool closed = !fl_addr_is_loopback(p->rpc_host);
     struct stream_to at = {
         .target = target, .tls = p->tls, .key_of = closed ? head_key_of : NULL, .admit = head_admit, .says = says
     };
@@ -230,7 +224,7 @@ static enum fl_status load_tls(struct program *p, struct fl_err *err)
         FL_TRY(tls_id_names(p->tls, p->args.node_ip, err));
     if (p->cover == TLS_ALL && !p->http_own.any)
         FL_TRY(tls_id_names(p->tls, http, err));
-    if (p->cover == TLS_NODES && !loopback(http))
+    if (p->cover == TLS_NODES && !fl_addr_is_loopback(http))
         snprintf(p->note, sizeof(p->note),
                  "HTTP at %s is not encrypted, and the token that is shown there neither: "
                  "--tls=all with "

@@ -220,6 +220,23 @@ bool fl_addr_is_any(const char *asked)
     return strcmp(asked, "0.0.0.0") == 0 || strcmp(asked, "::") == 0 || strcmp(asked, "[::]") == 0;
 }
 
+bool fl_addr_is_loopback(const char *address)
+{
+    const char *colon = strchr(address, ':'), *bracket = *address == '[' ? strchr(address, ']') : NULL;
+    bool port = colon && !strchr(colon + 1, ':'); /* more of them are of IPv6 */
+    const char *from = address + (bracket != NULL), *end = bracket ? bracket : port ? colon : address + strlen(address);
+    struct in_addr v4;
+    struct in6_addr v6;
+    char host[INET6_ADDRSTRLEN];
+
+    if (end - from >= (ptrdiff_t)sizeof(host))
+        return false;
+    snprintf(host, sizeof(host), "%.*s", (int)(end - from), from);
+    return strcmp(host, "localhost") == 0 ||
+           (inet_pton(AF_INET, host, &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127) ||
+           (inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6));
+}
+
 static enum fl_status finish(const struct sockaddr *at, struct fl_addr *a, struct fl_err *err)
 {
     if (getnameinfo(at, size_of(at), a->text, sizeof(a->text), NULL, 0, NI_NUMERICHOST))

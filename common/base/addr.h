@@ -21,6 +21,8 @@ struct fl_addr {
 enum fl_status fl_addr_find(const char *flag, const char *asked, const char *toward, struct fl_addr *out, struct fl_err *err);
 
 bool fl_addr_is_any(const char *asked); /* a wildcard */
+/* Of this host alone: a literal of loopback, or localhost, with or without brackets and a port. No other name is looked up. */
+bool fl_addr_is_loopback(const char *address);
 
 /* "HOST:PORT", "[v6]:PORT" apart; host without brackets. FL_INVALID: names flag and the forms that are taken. */
 enum fl_status fl_addr_split(const char *flag, const char *target, char host[256], char port[8], struct fl_err *err);

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/base/addr.h"
 #include "common/base/fault.h"
 #include "common/base/file.h"
 #include "common/base/id.h"
@@ -176,6 +177,22 @@ static void words_are_compared(void **state)
     t_true(fl_name_is_secret("HF_TOKEN") && fl_name_is_secret("wandb_api_key"));
     t_true(fl_name_is_secret("KEY") && !fl_name_is_secret("input-key"));
     t_true(!fl_name_is_secret("PATH"));
+}
+
+static void loopback_is_known_by_its_address(void **state)
+{
+    static const struct {
+        const char *address;
+        bool loopback;
+    } rows[] = { { "127.0.0.1", true },      { "127.0.0.1:6379", true },     { "127.9.9.9", true },  { "::1", true },
+                 { "[::1]", true },          { "[::1]:6379", true },         { "localhost", true },  { "localhost:1", true },
+                 { "127.0.0.1.evil", false }, { "127.evil.example:1", false }, { "10.0.0.1", false }, { "0.0.0.0", false },
+                 { "::", false },            { "[::]:1", false },            { "::2:1", false },     { "fe80::1", false },
+                 { "localhost.evil", false }, { "", false },                 { ":1", false },        { "[::1", false } };
+
+    (void)state;
+    for (unsigned i = 0; i < FL_LEN(rows); i++)
+        t_int_eq(fl_addr_is_loopback(rows[i].address), rows[i].loopback, "%s", rows[i].address);
 }
 
 /* ---- ids and digests ---- */
@@ -643,6 +660,7 @@ int main(void)
         cmocka_unit_test(a_text_stays_in_its_bounds),
         cmocka_unit_test(numbers_are_whole_or_refused),
         cmocka_unit_test(words_are_compared),
+        cmocka_unit_test(loopback_is_known_by_its_address),
         cmocka_unit_test(ids_are_shown_and_read),
         cmocka_unit_test(digests_are_the_standards),
         cmocka_unit_test(a_file_is_whole_or_as_before),

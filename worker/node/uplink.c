@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/addr.h"
 #include "common/base/fault.h"
 #include "common/base/log.h"
 #include "common/proto/methods.h"
@@ -456,13 +457,6 @@ static const struct call_life life = { .opened = on_opened,
                                        .closed = on_closed,
                                        .ready = on_ready };
 
-/* A head on loopback asks its daemons for no token, and takes one that it did not ask for amiss. */
-static bool is_loopback(const char *head)
-{
-    return strncmp(head, "127.", 4) == 0 || strncmp(head, "[::1]:", 6) == 0 ||
-           strncmp(head, "localhost:", 10) == 0;
-}
-
 static void dial(struct uplink *u)
 {
     struct node *n = u->node;
@@ -473,7 +467,8 @@ static void dial(struct uplink *u)
 
     u->state = UP_CONNECTING;
     snprintf(me.build, sizeof(me.build), "%s", FURLONG_VERSION);
-    u->keyed = !is_loopback(n->cfg.address) && access(n->token_path, R_OK) == 0;
+    /* A head on loopback asks its daemons for no token, and takes one that it did not ask for amiss. */
+    u->keyed = !fl_addr_is_loopback(n->cfg.address) && access(n->token_path, R_OK) == 0;
     to.key_path = u->keyed ? n->token_path : NULL;
     enum fl_status st = FL_FAULT("node.connect") ? fl_fail_errno(&err, "connect to the head")
                                                  : stream_connect(n->loop, n->cfg.carrier, &to, &me,
