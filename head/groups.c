@@ -161,17 +161,20 @@ static bool to_send(const struct lease *l, bool release)
 
 static void send_lot(struct head *h, struct node *n, bool release)
 {
-    struct lot *lot = must(malloc(sizeof(*lot) + HASH_COUNT(h->leases) * sizeof(lot->ids[0])));
     Fl__LeaseIds m = FL__LEASE_IDS__INIT;
-    struct lease *l, *tmp;
+    struct lease *l;
+    struct lot *lot;
     struct fl_err err;
+    size_t held;
+
+    DL_COUNT2(n->held, l, held, next_held);
+    lot = must(malloc(sizeof(*lot) + held * sizeof(lot->ids[0])));
 
     *lot = (struct lot){ .head = h, .node = n->id, .release = release };
-    HASH_ITER (hh, h->leases, l, tmp) {
+    EACH_HELD (n, l) {
         struct group *g = group_of(h, &l->rec->group);
 
-        if (to_send(l, release) && same_bytes(&l->rec->at->id, &n->rec->who->id) &&
-            !(g && g->placing))
+        if (to_send(l, release) && !(g && g->placing))
             lot->ids[lot->n++] = l->id;
     }
     m.ids = lot->ids;

@@ -570,12 +570,15 @@ static void add_holders(struct head *h, const Fl__SnapNode *n, const char *resou
 {
     enum { SHOWN = 3 };
     const struct job *shown[SHOWN];
-    struct lease *l, *tmp;
+    const struct node *at = node_of(h, &n->who->id);
+    const struct lease *l;
     size_t n_shown = 0, more = 0;
 
-    HASH_ITER (hh, h->leases, l, tmp) {
+    if (!at)
+        return;
+    EACH_HELD (at, l) {
         const struct job *j = job_of(h, &l->rec->job);
-        bool has = false, known = !j || !same_bytes(&l->rec->at->id, &n->who->id);
+        bool has = false, known = !j;
 
         for (size_t i = 0; i < l->rec->n_amounts && !known; i++)
             has |= strcmp(l->rec->amounts[i]->name, resource) == 0 && l->rec->amounts[i]->e4 > 0;

@@ -95,8 +95,10 @@ struct node {
     char bad_why[256];              /* of the last of them */
     uint64_t joined_ms, left_ms; /* wall clock, for people; of this start of the head */
     uint32_t load_e2;
+    unsigned n_workers;           /* as counted for the list that is being written */
     bool reported;                /* since the start of this head */
     bool told_end;                /* to shut down */
+    struct lease *held;           /* of the journal: a look at one node is not one at all leases */
     struct unknown_lease *leases; /* its daemon holds them, the journal does not know them */
     struct unknown_worker *workers;
 };
@@ -106,9 +108,12 @@ struct lease {
     UT_hash_handle hh;
     uint64_t id;
     Fl__Lease *rec;
+    struct node *at; /* in whose list it is; NULL: the journal has no such node */
+    struct lease *prev_held, *next_held;
     bool acked;   /* the daemon has it as the record says */
     bool calling; /* a commit or a release is on its way  */
 };
+#define EACH_HELD(n, l) DL_FOREACH2 ((n)->held, l, next_held)
 
 /* ---- groups ---- */
 struct role {

@@ -113,6 +113,21 @@ static void seat_delete(struct head *h, struct seat *s)
     free(s);
 }
 
+static void lease_unplace(struct lease *l)
+{
+    if (l->at)
+        DL_DELETE2(l->at->held, l, prev_held, next_held);
+    l->at = NULL;
+}
+
+static void lease_place(struct head *h, struct lease *l)
+{
+    lease_unplace(l);
+    l->at = node_of(h, &l->rec->at->id);
+    if (l->at)
+        DL_APPEND2(l->at->held, l, prev_held, next_held);
+}
+
 static void lease_delete(struct head *h, struct lease *l)
 {
     struct group *g = group_of(h, &l->rec->group);
@@ -120,6 +135,7 @@ static void lease_delete(struct head *h, struct lease *l)
     for (size_t i = 0; g && i < g->rec->n_bundles; i++)
         if (g->rec->bundles[i]->lease == l->id)
             g->rec->bundles[i]->lease = 0;
+    lease_unplace(l);
     HASH_DEL(h->leases, l);
     free_msg(l->rec);
     free(l);
@@ -189,6 +205,8 @@ void node_forget_unknown(struct node *n)
 
 static void node_delete(struct head *h, struct node *n)
 {
+    while (n->held)
+        lease_unplace(n->held);
     node_forget_unknown(n);
     HASH_DEL(h->nodes, n);
     free_msg(n->stats);
@@ -280,12 +298,10 @@ static void apply_head(void *state, struct fl_bytes body)
 /* What lived on a node that is out: its leases are free, its seats have ended. */
 static void node_out(struct head *h, struct node *n)
 {
-    struct lease *l, *ltmp;
     struct seat *s, *stmp;
 
-    HASH_ITER (hh, h->leases, l, ltmp)
-        if (same_bytes(&l->rec->at->id, &n->rec->who->id))
-            lease_delete(h, l);
+    while (n->held)
+        lease_delete(h, n->held);
     HASH_ITER (hh, h->seats, s, stmp) {
         Fl__SeatRec *r = s->rec;
 
@@ -316,6 +332,8 @@ static void apply_node(void *state, struct fl_bytes body)
     struct head *h = state;
     Fl__NodeRec *m = UNPACK(NodeRec, body);
     struct node *n = node_of(h, &m->who->id);
+    struct lease *l, *ltmp;
+    bool made = false;
 
     if (!n) {
         if (m->who->id.len != sizeof(n->id)) {
@@ -325,9 +343,14 @@ static void apply_node(void *state, struct fl_bytes body)
         n = NEW_OBJECT(h, node, nodes, m->who->id);
         n->head = h;
         n->state = NODE_LOST; /* until it joins or is awaited */
+        made = true;
     }
     free_msg(n->rec);
     n->rec = m;
+    if (made)
+        HASH_ITER (hh, h->leases, l, ltmp)
+            if (!l->at)
+                lease_place(h, l);
     if (m->fate != FL__NODE_FATE__NODE_IN)
         node_out(h, n);
     head_resources_changed(h);
@@ -423,6 +446,7 @@ static void apply_lease(void *state, struct fl_bytes body)
     free_msg(l->rec);
     l->rec = m;
     l->acked = false;
+    lease_place(h, l);
     head_resources_changed(h);
 }
 

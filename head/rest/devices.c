@@ -35,13 +35,12 @@ static json_t *device_json(struct head *h, const struct node *n, uint32_t device
 {
     const Fl__Device *d = n->rec->inventory->devices[device];
     json_t *processes = json_array(), *held_by = json_array();
-    struct lease *l, *tmp;
+    const struct lease *l;
     struct unknown_lease *unknown;
     unsigned leases = 0;
 
-    HASH_ITER (hh, h->leases, l, tmp)
-        for (size_t k = 0; same_bytes(&l->rec->at->id, &n->rec->who->id) && k < l->rec->n_devices;
-             k++)
+    EACH_HELD (n, l)
+        for (size_t k = 0; k < l->rec->n_devices; k++)
             leases += l->rec->devices[k] == device;
     LL_FOREACH (n->leases, unknown)
         for (size_t k = 0; k < unknown->lease->n_devices; k++)

@@ -62,14 +62,13 @@ static void add_inventory(const struct node *n, json_t *resources)
         add_lease(resources, u->lease);
 }
 
-static void add_node(struct head *h, const struct node *n, json_t *resources)
+static void add_node(const struct node *n, json_t *resources)
 {
-    struct lease *l, *tmp;
+    const struct lease *l;
 
     add_inventory(n, resources);
-    HASH_ITER (hh, h->leases, l, tmp)
-        if (same_bytes(&l->rec->at->id, &n->rec->who->id))
-            add_lease(resources, l->rec);
+    EACH_HELD (n, l)
+        add_lease(resources, l->rec);
 }
 
 json_t *rest_usage(struct head *h, const struct node *only)
@@ -79,7 +78,7 @@ json_t *rest_usage(struct head *h, const struct node *only)
 
     HASH_ITER (hh, h->nodes, n, tmp)
         if (only ? n == only : rest_node_alive(n))
-            add_node(h, n, all);
+            add_node(n, all);
     return all;
 }
 
@@ -165,18 +164,17 @@ void rest_status(void *head, struct http_req *req)
 
 /* ---- lists ---- */
 
-static int workers_on(struct head *h, const struct node *n)
+static void count_workers(struct head *h)
 {
-    struct seat *s, *tmp;
     struct unknown_worker *u;
-    int c = 0;
+    struct node *n, *ntmp;
+    struct seat *s, *tmp;
 
+    HASH_ITER (hh, h->nodes, n, ntmp)
+        LL_COUNT(n->workers, u, n->n_workers);
     HASH_ITER (hh, h->seats, s, tmp)
-        c += s->rec->state == FL__SEAT_STATE__SEAT_LIVE && s->rec->at &&
-             same_bytes(&s->rec->at->id, &n->rec->who->id);
-    LL_FOREACH (n->workers, u)
-        c++;
-    return c;
+        if (s->rec->state == FL__SEAT_STATE__SEAT_LIVE && (n = seat_node(s)))
+            n->n_workers++;
 }
 
 /* Why it is avoided, or null. */
@@ -204,10 +202,11 @@ void rest_nodes(void *head, struct http_req *req)
     json_t *list = json_array();
     struct node *n, *tmp;
 
+    count_workers(h);
     HASH_ITER (hh, h->nodes, n, tmp) {
         json_t *resources = json_object(), *labels = json_object();
 
-        add_node(h, n, resources);
+        add_node(n, resources);
         for (size_t i = 0; i < n->rec->inventory->n_labels; i++)
             json_object_set_new(labels, n->rec->inventory->labels[i]->key,
                                 json_string(n->rec->inventory->labels[i]->value));
@@ -217,7 +216,7 @@ void rest_nodes(void *head, struct http_req *req)
                             n->rec->address, "state", node_state_name(n->state), "start",
                             (json_int_t)n->rec->who->start, "boot_id", n->rec->boot_id, "resources",
                             resources, "devices", rest_devices_of(h, n), "labels", labels, "workers",
-                            workers_on(h, n), "memory_available", (json_int_t)n->memory_available,
+                            (int)n->n_workers, "memory_available", (json_int_t)n->memory_available,
                             "load", n->load_e2 / 100.0, "beat_age_s",
                             (double)(fl_loop_now_ns(h->loop) - n->beat_ns) / 1e9, "why",
                             rest_text(n->rec->why), "trouble", trouble(n)));

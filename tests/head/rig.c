@@ -58,8 +58,28 @@ void rig_start(struct rig *r, const char *name, const struct head_config *like)
     rig_open_head(r);
 }
 
+/* Whatever a test did: each lease is in the list of its node, once, and in no other. */
+static void check_leases(struct head *h)
+{
+    struct lease *l, *tmp;
+    struct node *n, *ntmp;
+    size_t listed = 0, placed = 0;
+
+    HASH_ITER (hh, h->leases, l, tmp) {
+        t_true(l->at == node_of(h, &l->rec->at->id), "lease %llu", (unsigned long long)l->id);
+        placed += l->at != NULL;
+    }
+    HASH_ITER (hh, h->nodes, n, ntmp)
+        EACH_HELD (n, l) {
+            t_true(l->at == n, "lease %llu", (unsigned long long)l->id);
+            listed++;
+        }
+    t_int_eq(listed, placed);
+}
+
 void rig_stop_head(struct rig *r)
 {
+    check_leases(r->head);
     stream_server_destroy(r->server);
     head_destroy(r->head);
     r->server = NULL;
