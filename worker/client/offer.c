@@ -38,7 +38,7 @@ static void offer_begin(struct client_sync *s)
     client_sync_end(s, st, &err);
 }
 
-/* First values, from wherever they are. */
+/* First values, from the host's memory or a device's, into either. */
 static enum fl_status copy_in(const struct link_mem *slot, uint64_t off,
                               const struct furlong_tensor *t, struct fl_err *err)
 {
@@ -52,10 +52,16 @@ static enum fl_status copy_in(const struct link_mem *slot, uint64_t off,
 
     if (!t->data || bytes == 0)
         return FL_OK;
-    if (!pages || gpu_pick(&gpu, NULL) != FL_OK || gpu->where(addr, &w, NULL) != FL_OK)
+    if (!gpu_in_use() || gpu_pick(&gpu, NULL) != FL_OK || gpu->where(addr, &w, NULL) != FL_OK)
         return link_mem_write(slot, off, t->data, bytes, err);
-    FL_TRY(link_dev_foreign(pages->uuid, addr, bytes, &from, err));
-    st = link_mem_move(&from, slot, &all, 1, err);
+    if (pages && strcmp(w.uuid, pages->uuid) != 0)
+        return fl_fail(
+            err, FL_INVALID,
+            "%s lies on device %s, its set on %s: bring it there, or offer it from there", t->name,
+            w.uuid, pages->uuid);
+    FL_TRY(link_dev_foreign(w.uuid, addr, bytes, &from, err));
+    st = pages ? link_mem_move(&from, slot, &all, 1, err)
+               : link_mem_read(&from, 0, (char *)slot->addr + off, bytes, err);
     link_dev_free(&from);
     return st;
 }

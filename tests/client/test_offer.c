@@ -1,0 +1,87 @@
+/* first values of offered weights: from the host's memory or a device's, into either */
+#include "common/gpu/gpu.h"
+#include "tests/client/fake.h"
+#include "tests/gpu/mem.h"
+#include "tests/t.h"
+
+enum { N = 4096 };
+
+static struct gpu_info all[GPU_MAX];
+static size_t n_devices = GPU_MAX;
+static const struct gpu_ops *gpu;
+
+/* As another library of the program would have allocated it. */
+static void *on_device(size_t i, struct gpu **g)
+{
+    uint64_t at;
+    struct fl_err err = { 0 };
+
+    t_ok(gpu->open(all[i].uuid, g, &err), &err);
+    t_ok(gpu->alloc(*g, N, &at, &err), &err);
+    t_mem_fill((void *)(uintptr_t)at, (uint8_t)(17 + i), N);
+    return (void *)(uintptr_t)at;
+}
+
+static void first_values_come_from_where_they_lie(void **state)
+{
+    const struct row {
+        const char *name;
+        int from; /* -1: host memory */
+        const char *to, *said;
+    } rows[] = {
+        { "host to host", -1, "host", NULL },
+        { "host to device", -1, all[0].uuid, NULL },
+        { "device to the same", 0, all[0].uuid, NULL },
+        { "device to host", 0, "host", NULL },
+        { "device to another", 1, all[0].uuid, "w lies on device " },
+    };
+    struct fake *fake = fake_create();
+    struct furlong *f = fake_joined(fake, "trainer", 0, 1);
+    static uint8_t here[N], got[N];
+
+    (void)state;
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        const struct row *r = &rows[i];
+        struct furlong_weights_opts o = { .slots = 1, .device = r->to };
+        struct furlong_weights *w = NULL;
+        struct gpu *g = NULL;
+        struct fl_err err = { 0 };
+
+        memset(here, 16, N);
+        struct furlong_tensor t = { .name = "w",
+                                    .dtype = FL_U8,
+                                    .ndim = 1,
+                                    .shape = { N },
+                                    .data = r->from < 0 ? here : on_device((size_t)r->from, &g) };
+        enum fl_status st = furlong_weights_offer(f, "mine", &t, 1, &o, &w, &err);
+
+        if (r->said) {
+            t_refused(st, FL_INVALID, &err);
+            t_has(err.text, r->said);
+            t_has(err.text, all[0].uuid);
+        } else {
+            t_int_eq(st, FL_OK, "%s: %s", r->name, err.text);
+            t_mem_read(got, furlong_weights_data(w, 0), N);
+            t_int_eq(got[0], 17 + r->from, "%s", r->name);
+            t_int_eq(got[N - 1], 17 + r->from, "%s", r->name);
+            furlong_weights_drop(w);
+        }
+        if (g) {
+            gpu->free(g, (uint64_t)(uintptr_t)t.data);
+            gpu->close(g);
+        }
+    }
+    furlong_leave(f);
+    fake_destroy(fake);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(first_values_come_from_where_they_lie),
+    };
+
+    if (gpu_pick(&gpu, NULL) != FL_OK || gpu->list(all, &n_devices, NULL) != FL_OK || n_devices < 2)
+        return 1;
+    return t_run("offer", tests);
+}
