@@ -312,12 +312,18 @@ static const struct give_user sink_gives = { give_slot_of, give_on_quiet, NULL, 
 
 /* ---- the engine's own calls ---- */
 
-enum fl_status xfer_sink_offload(struct xfer_sink *s, bool dropped, struct fl_err *err)
+enum fl_status xfer_sink_can_offload(const struct xfer_sink *s, struct fl_err *err)
 {
     if (sink_busy(s) || s->flipping || s->pausing || s->rx.state == RX_VERIFIED ||
-        give_busy(&s->give))
+        give_busy(&s->give) || FL_FAULT("xfer.offload"))
         return fl_fail(err, FL_AGAIN, "%s: epoch %u.%u is under way, weights are %s", s->me.name,
                        s->rx.seen.attempt, s->rx.seen.seq, rx_state_name(s->rx.state));
+    return FL_OK;
+}
+
+enum fl_status xfer_sink_offload(struct xfer_sink *s, bool dropped, struct fl_err *err)
+{
+    FL_TRY(xfer_sink_can_offload(s, err));
     s->offloaded = true;
     if (!dropped)
         return FL_OK;

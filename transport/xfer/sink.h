@@ -45,6 +45,7 @@ enum fl_status xfer_sink_create(struct fl_loop *l, struct xfer_port *port, const
 /* Weights offloaded: BEGIN is answered FL_AGAIN from now on. dropped: their bytes are gone, so is the
  * version; the slot is handed back by done_with. FL_AGAIN: an epoch is under way here. */
 enum fl_status xfer_sink_offload(struct xfer_sink *s, bool dropped, struct fl_err *err);
+enum fl_status xfer_sink_can_offload(const struct xfer_sink *s, struct fl_err *err); /* would it? */
 void xfer_sink_onload(struct xfer_sink *s);
 void xfer_sink_report(const struct xfer_sink *s, struct rx_report *out);
 /* Why nothing serves, a sentence for whoever asks the engine; "" while something does. */

@@ -364,12 +364,16 @@ static enum fl_status sink_offload(struct furlong_weights *w, struct going *g, s
     return FL_OK;
 }
 
+/* All sets, or none: one that takes part in an update holds the others. */
 static void offload_begin(struct client_sync *s)
 {
     struct going *g = container_of(s, struct going, sync);
     enum fl_status st = FL_OK;
     struct fl_err err;
 
+    for (struct furlong_weights *w = g->f->sets; w && st == FL_OK; w = w->next)
+        if (w->sink && !w->away && (st = xfer_sink_can_offload(w->sink, &err)) != FL_OK)
+            fl_wrap(&err, st, "%s", w->set);
     for (struct furlong_weights *w = g->f->sets; w && st == FL_OK; w = w->next)
         if (w->sink && !w->away)
             st = sink_offload(w, g, &err);

@@ -1,4 +1,6 @@
-/* first values of offered weights: from the host's memory or a device's, into either */
+/* sets of weights in one process: their first values, from the host's memory or a device's into
+ * either, and several of them that go together */
+#include "common/base/fault.h"
 #include "common/gpu/gpu.h"
 #include "tests/client/fake.h"
 #include "tests/gpu/mem.h"
@@ -75,13 +77,46 @@ static void first_values_come_from_where_they_lie(void **state)
     fake_destroy(fake);
 }
 
+/* One that takes part in an update: the others stay where they are. */
+static void sets_go_together_or_not_at_all(void **state)
+{
+    struct furlong_weights_opts o = { .slots = 1, .device = "host" };
+    struct furlong_tensor t = { .name = "w", .dtype = FL_U8, .ndim = 1, .shape = { N } };
+    struct fake *fake = fake_create();
+    struct furlong *f = fake_joined(fake, "rollout", 0, 1);
+    struct furlong_weights *w[2];
+    struct furlong_moved moved;
+    struct fl_err err = { 0 };
+    char why[128];
+
+    (void)state;
+    t_ok(furlong_weights_accept(f, "a", &t, 1, &o, &w[0], &err), &err);
+    t_ok(furlong_weights_accept(f, "b", &t, 1, &o, &w[1], &err), &err);
+    t_ok(fl_fault_set("xfer.offload:2=fail", NULL), NULL);
+    t_refused(furlong_arena_offload(f, FURLONG_TAG_WEIGHTS, &moved, &err), FL_AGAIN, &err);
+    t_ok(fl_fault_set("", NULL), NULL);
+    for (int i = 0; i < 2; i++) {
+        furlong_weights_why(w[i], why, sizeof(why));
+        t_has(why, "is here yet");
+    }
+    t_ok(furlong_arena_offload(f, FURLONG_TAG_WEIGHTS, &moved, &err), &err);
+    for (int i = 0; i < 2; i++) {
+        furlong_weights_why(w[i], why, sizeof(why));
+        t_has(why, "are offloaded");
+        furlong_weights_drop(w[i]);
+    }
+    furlong_leave(f);
+    fake_destroy(fake);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_values_come_from_where_they_lie),
+        cmocka_unit_test(sets_go_together_or_not_at_all),
     };
 
     if (gpu_pick(&gpu, NULL) != FL_OK || gpu->list(all, &n_devices, NULL) != FL_OK || n_devices < 2)
         return 1;
-    return t_run("offer", tests);
+    return t_run("sets", tests);
 }
