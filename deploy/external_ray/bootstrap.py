@@ -221,12 +221,13 @@ class Run:
         if not any(n["NodeID"] == self.me for n in self.nodes):  # the head's own node runs the driver of the run
             self.own.append(Daemon(self.head.programs, None, {}))
             self.own[-1].start(node_argv(address, self.ip, f"{os.uname().nodename}-driver", 0, 0), self.token, clean_env())
-        due = time.monotonic() + max(ACTOR_S, self.a.join_timeout)
+        wait_s = max(ACTOR_S, self.a.join_timeout)
+        due = time.monotonic() + wait_s
         for n, wait in zip(self.nodes, waits):
             while not ray.wait([wait], timeout=1)[0]:
                 self.go_on()
                 if time.monotonic() > due:
-                    raise Refused(f"the worker daemon of {n['NodeManagerAddress']} is not there after {ACTOR_S} s")
+                    raise Refused(f"the worker daemon of {n['NodeManagerAddress']} is not there after {wait_s} s: Ray has not started its actor")
             try:
                 why = ray.get(wait)
             except ray.exceptions.RayError as e:

@@ -15,10 +15,6 @@ from external_ray import guard
 
 with open(guard.__file__, encoding="utf-8") as f:
     GUARD = f.read().encode()
-# Its name is for those who look at processes.
-READ_GUARD = ("import os; name = 'guard.py'; n = int(os.read(0, 8)); s = b''\n"
-              "while len(s) < n: s += os.read(0, n - len(s))\n"
-              "exec(compile(s, name, 'exec'))")
 READY_S, GONE_S = 60, 45
 
 
@@ -46,7 +42,7 @@ class Daemon:
 
     def __init__(self, programs, package, files):
         """programs: a folder that is there; None: the files of package, taken into the guard's folder."""
-        self.guard = subprocess.Popen([sys.executable, "-c", READ_GUARD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_env(),
+        self.guard = subprocess.Popen([sys.executable, "-c", guard.READ], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=clean_env(),
                                       start_new_session=True, bufsize=0)  # select() sees all that was not read
         self.out, self.program = self.guard.stdout, "the guard"
         self.over = self.folder = None  # its last line; its folder

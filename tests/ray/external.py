@@ -338,6 +338,17 @@ def test_a_head_of_ours_takes_it_as_a_job():
             assert a.headers["X-Furlong-Version"] and sorted(json.load(a)) == ["ray_commit", "ray_version", "session_name", "version"]
 
 
+def test_a_guard_ends_whose_starter_dies_while_it_speaks():
+    """Its source comes in through a pipe: cut anywhere, nothing of it stays."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy", "external_ray"))
+    import guard
+    for said in (b"", b"%8d" % 100, b"%8d" % 100 + b"import os"):
+        g = subprocess.Popen([sys.executable, "-c", guard.READ], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        g.stdin.write(said)
+        g.stdin.close()
+        assert g.wait(timeout=20 * harness.SLOW) == 1, said
+
+
 class Fake(http.server.BaseHTTPRequestHandler):
     """A head of somebody's that answers one thing."""
     answer = (200, "{}")
