@@ -1,7 +1,7 @@
 /* bench_device - weights from a trainer's device memory to an engine's, against the plainest copy
  *
- *     bench_device [--tiny|--small|--big] [--rounds N]     --small: 1.19 GB alone; --big: 16.4 GB
- * too
+ *     bench_device [--tiny|--small|--big] [--rounds N]
+ *         --small: 1.19 GB alone; --big: 16.4 GB too
  *
  * Two processes: this one holds the slot, the other pulls it or takes part in the broadcast. On one
  * device, and on two where there are two. Every line carries the limit of the same run: one plain
@@ -350,8 +350,7 @@ static struct times by_handles(int fd, unsigned n, unsigned n_handles)
     return t;
 }
 
-/* ==== NCCL by hand: one message of all bytes, the limit of casts; or one a tensor
- * ======================================= */
+/* ==== NCCL by hand: one message of all bytes, the limit of casts; or one a tensor ============= */
 static void nccl_settle(const struct nccl_api *api, nccl_comm c)
 {
     int r = NCCL_IN_PROGRESS;

@@ -1,9 +1,11 @@
 /* bench_plane - whole updates of weights on devices: trainer, engines and driver, a process each
  *
- *     bench_plane [--tiny|--thin|--big] [--rounds N]   times, one device, then two where there are
- * two bench_plane --updates N [--tiny|--thin|--big]    so many of each; roots from memory, what is
- * held bench_plane --faults [--tiny]                    two engines; one is killed or stopped in
- * each phase
+ *     bench_plane [--tiny|--thin|--big] [--rounds N]
+ *         times, one device, then two where there are two
+ *     bench_plane --updates N [--tiny|--thin|--big]
+ *         so many of each; roots from memory, what is held
+ *     bench_plane --faults [--tiny]
+ *         two engines; one is killed or stopped in each phase
  *
  * The engines are on the second device where there is one. ms is what the driver waits for, from
  * its call to the last commit, one update after the other; idle_ms the same after 20 ms in which
