@@ -180,8 +180,9 @@ def test_4_5_B_a_command_per_role():
 
 def test_4_5_C_slurm_example():
     with rack(3, ssh=False) as (head, *others):
-        workers = [h.spawn("until ray start --address=10.77.0.1:6379 --num-gpus=4 --disable-usage-stats --block; do sleep 0.5; done") for h in others]
-        time.sleep(1)  # they fail, and try again
+        workers = [h.spawn(f"until ray start --address=10.77.0.1:6379 --num-gpus=4 --disable-usage-stats --block; do touch {h.place.root}/failed; sleep 0.5; done")
+                   for h in others]
+        wait_for("each to have failed once", lambda: all(os.path.exists(f"{h.place.root}/failed") for h in others))
         assert head.run("ray start --head --node-ip-address=10.77.0.1 --port=6379 --num-gpus=4 --disable-usage-stats")[0] == 0
         code, _ = head.run("for i in $(seq 90); do ray status | grep -q '/12\\.0 GPU' && exit 0; sleep 1; done; exit 1", seconds=100)
         assert code == 0
