@@ -420,12 +420,17 @@ bool node_is_heads(const struct node *n)
     return strcmp(n->rec->boot_id, n->head->boot_id) == 0 && strcmp(n->rec->address, n->head->node_ip) == 0;
 }
 
+bool job_may_run_on(const struct job *j, const struct node *n)
+{
+    return n->state == NODE_READY && n->up && !(j->rec->off_head && node_is_heads(n));
+}
+
 static bool any_node_takes_driver(const struct job *j)
 {
     struct node *n, *tmp;
 
     HASH_ITER (hh, j->head->nodes, n, tmp)
-        if (n->state == NODE_READY && n->up && !(j->rec->off_head && node_is_heads(n)))
+        if (job_may_run_on(j, n))
             return true;
     return false;
 }

@@ -247,13 +247,12 @@ static struct node *node_of_driver(struct head *h, struct job *j)
         return l && l->acked ? node_of(h, &l->rec->at->id) : NULL;
     }
     HASH_ITER (hh, h->nodes, n, tmp) { /* on the head's own host if it can be */
-        if (j->rec->off_head && node_is_heads(n))
+        if (!job_may_run_on(j, n))
             continue;
         int rank = 1 + 2 * (strcmp(n->rec->boot_id, h->boot_id) == 0) +
                    (strcmp(n->rec->address, h->node_ip) == 0);
-        if (n->state == NODE_READY && n->up &&
-            (rank > best_rank ||
-             (rank == best_rank && strcmp(n->rec->name, best->rec->name) < 0))) {
+        if (rank > best_rank ||
+            (rank == best_rank && strcmp(n->rec->name, best->rec->name) < 0)) {
             best = n;
             best_rank = rank;
         }

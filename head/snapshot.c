@@ -133,7 +133,8 @@ Fl__DecisionRec *decision_take(struct head *h, const struct group *g)
         if (n->rec->fate != FL__NODE_FATE__NODE_IN)
             continue;
         Fl__SnapNode *s = d->nodes[d->n_nodes++] = node_new(n);
-        s->takes_work &= !(g->rec->driver && g->job->rec->off_head && node_is_heads(n));
+        if (g->rec->driver)
+            s->takes_work = job_may_run_on(g->job, n);
         LL_FOREACH (n->leases, u)
             take(s, u->lease);
         at = &all[count++];

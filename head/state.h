@@ -417,6 +417,7 @@ struct seat *job_driver(struct job *j);
 /* Why it has not started, for people; false: it has. */
 bool job_waits(const struct job *j, struct fl_str *why);
 bool node_is_heads(const struct node *n); /* that the head itself runs on */
+bool job_may_run_on(const struct job *j, const struct node *n); /* its driver, now */
 const char *job_status_name(Fl__JobStatus s);
 void jobs_after_older(struct head *h);  /* the journal turned out to be older than the cluster */
 bool job_given_up(const struct job *j); /* by that */

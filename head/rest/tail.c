@@ -66,15 +66,17 @@ static enum fl_status send_text(struct tail *t, const char *text, size_t len, st
                   json = FL_STR_HEAP(TAIL_PIECE * 8 + (1 << 20));
     enum fl_status st;
 
+    if (t->raw)
+        return http_reply_write(t->req, (struct fl_bytes){ text, len }, err);
     fl_str_add_utf8(&clean, text, len);
-    if (t->ws) {
-        st = http_ws_text(t->ws, (struct fl_bytes){ clean.data, clean.len }, err);
-    } else if (t->raw) {
-        st = http_reply_write(t->req, (struct fl_bytes){ text, len }, err);
-    } else {
+    if (!t->ws)
         add_escaped(&json, fl_str_text(&clean), clean.len);
+    if (clean.cut || json.cut)
+        st = fl_fail(err, FL_EXHAUSTED, "no room for %zu bytes of a log", len);
+    else if (t->ws)
+        st = http_ws_text(t->ws, (struct fl_bytes){ clean.data, clean.len }, err);
+    else
         st = http_reply_write(t->req, (struct fl_bytes){ json.data, json.len }, err);
-    }
     fl_str_fini(&clean);
     fl_str_fini(&json);
     return st;

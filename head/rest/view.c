@@ -84,7 +84,24 @@ json_t *rest_usage(struct head *h, const struct node *only)
 
 /* ---- status ---- */
 
-static json_t *troubled(struct head *h);
+/* Why it is avoided, or null. */
+static json_t *trouble(const struct node *n)
+{
+    return node_troubled(n) ? json_sprintf("%d workers ended on it within %d min, new ones go elsewhere where they can; the last: %s",
+                                           HEAD_BAD_ENDS, HEAD_FAULT_S / 60, n->bad_why)
+                            : json_null();
+}
+
+static json_t *troubled(struct head *h)
+{
+    json_t *list = json_array();
+    struct node *n, *tmp;
+
+    HASH_ITER (hh, h->nodes, n, tmp)
+        if (n->rec->fate == FL__NODE_FATE__NODE_IN && node_troubled(n))
+            json_array_append_new(list, json_pack("{s:s,s:o}", "node", n->rec->name, "why", trouble(n)));
+    return list;
+}
 
 static void count(json_t *counts, const char *name)
 {
@@ -175,25 +192,6 @@ static void count_workers(struct head *h)
     HASH_ITER (hh, h->seats, s, tmp)
         if (s->rec->state == FL__SEAT_STATE__SEAT_LIVE && (n = seat_node(s)))
             n->n_workers++;
-}
-
-/* Why it is avoided, or null. */
-static json_t *trouble(const struct node *n)
-{
-    return node_troubled(n) ? json_sprintf("%d workers ended on it within %d min, new ones go elsewhere where they can; the last: %s",
-                                           HEAD_BAD_ENDS, HEAD_FAULT_S / 60, n->bad_why)
-                            : json_null();
-}
-
-static json_t *troubled(struct head *h)
-{
-    json_t *list = json_array();
-    struct node *n, *tmp;
-
-    HASH_ITER (hh, h->nodes, n, tmp)
-        if (n->rec->fate == FL__NODE_FATE__NODE_IN && node_troubled(n))
-            json_array_append_new(list, json_pack("{s:s,s:o}", "node", n->rec->name, "why", trouble(n)));
-    return list;
 }
 
 void rest_nodes(void *head, struct http_req *req)
