@@ -218,8 +218,12 @@ static void slots_fail_without_a_trace(void **state)
     (void)state;
     t_ok(slots_home_find(&f, NULL, 0, &o, &h, &err), &err);
     h.set = "sweep";
-    t_ok(slots_alloc(&h, 3 * MIB, &m, &err), &err); /* what a driver opens at first stays open */
-    slots_free(&m);
+    for (unsigned nth = 0; nth < 2; nth++) { /* what a driver opens at first stays open */
+        fl_fault_arm(nth);
+        t_int_eq(slots_alloc(&h, 3 * MIB, &m, &err) == FL_OK, nth == 0);
+        fl_fault_disarm();
+        slots_free(&m);
+    }
     for (unsigned offered = 0; offered < 2; offered++) {
         enum fl_status st = FL_EXHAUSTED;
 
