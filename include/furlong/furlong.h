@@ -152,7 +152,7 @@ struct furlong_tensor {
     const char *name;
     enum fl_dtype dtype;
     uint8_t ndim;
-    uint64_t shape[FL_DIMS];            /* the whole tensor                              */
+    uint64_t shape[FL_DIMS];            /* the whole tensor; one with a 0 has no bytes   */
     uint64_t at[FL_DIMS], len[FL_DIMS]; /* the box this process holds; len[0] 0: all     */
     void *data; /* initial values, contiguous, row-major, of the host or a device: copied in (or see
                  * in_place); NULL: zeros */

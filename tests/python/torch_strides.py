@@ -14,7 +14,8 @@ def layouts(device):
     """name -> tensor; transposed, sliced, expanded, of every type."""
     base = torch.arange(96, dtype=torch.float32, device=device).reshape(8, 12)
     out = {"expanded": torch.arange(5.0, device=device).expand(3, 5), "plain": base.clone(),
-           "grad": torch.randn(4, 6, requires_grad=True, device=device).t(), "one": torch.tensor(2.5, device=device)}
+           "grad": torch.randn(4, 6, requires_grad=True, device=device).t(), "one": torch.tensor(2.5, device=device),
+           "empty": torch.empty(0, 7, device=device), "no columns": torch.empty(3, 0, device=device, dtype=torch.bfloat16)}
     for word, kind in TYPES.items():
         out[f"{word} transposed"] = base.to(kind).t()
         out[f"{word} sliced"] = base.to(kind)[1:7:2, 3:11:3]
@@ -35,12 +36,13 @@ def p121_tensors_of_any_strides(run, device):
     rows["shard"] = furlong.Shard(rows["plain"][:, :6], (8, 12), (0, 6))
     if device == "cpu":
         rows["numpy"] = numpy.arange(12, dtype=numpy.float32).reshape(3, 4).T
+        rows["numpy, no columns"] = numpy.empty((3, 0), dtype=numpy.float32)
     before = torch.cuda.memory_allocated() if device != "cpu" else 0
     w = run.weights.offer(rows, set="strides")
     assert device == "cpu" or torch.cuda.memory_allocated() == before, "a copy in between was left"
     for name, t in rows.items():
         t = t.data if isinstance(t, furlong.Shard) else t
-        t = torch.from_numpy(numpy.ascontiguousarray(t)) if name == "numpy" else t
+        t = torch.from_numpy(numpy.ascontiguousarray(t)) if name.startswith("numpy") else t
         assert raw(w, name) == of(t), name
     w.publish(0)
     w.drop()

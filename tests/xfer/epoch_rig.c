@@ -9,6 +9,7 @@
 /* clang-format off */
 static const struct xfer_tensor tensors[] = { /* sorted by name */
     { "embed",        FL_F32,  2, { 96, 64 } },
+    { "layer.buffer", FL_F32,  2, { 0, 64 } }, /* of no bytes, as models have them */
     { "layer.down",   FL_BF16, 2, { 64, 160 } },
     { "layer.norm",   FL_F32,  1, { 64 } },
     { "layer.qkv",    FL_BF16, 3, { 4, 48, 64 } },
@@ -17,10 +18,11 @@ static const struct xfer_tensor tensors[] = { /* sorted by name */
     { "table",        FL_U8,   1, { 1026 } },
 };
 /* The dimension that a shard is cut along; -1: each rank holds all of it. */
-static const int cut_dim[] = { 0, 1, -1, 1, 0, -1, -1, 0 };
+static const int cut_dim[] = { 0, 1, 1, -1, 1, 0, -1, -1 };
 static const struct xfer_tensor with_head[RIG_TENSORS] = { /* "head" is "embed" once more */
     { "embed",        FL_F32,  2, { 96, 64 } },
     { "head",         FL_F32,  2, { 96, 64 } },
+    { "layer.buffer", FL_F32,  2, { 0, 64 } }, /* of no bytes, as models have them */
     { "layer.down",   FL_BF16, 2, { 64, 160 } },
     { "layer.norm",   FL_F32,  1, { 64 } },
     { "layer.qkv",    FL_BF16, 3, { 4, 48, 64 } },
@@ -78,6 +80,8 @@ static void each_run(const struct xfer_tensor *t, const struct xfer_box *b,
     uint64_t e = xfer_dtype_bytes(t->dtype), at[FL_DIMS] = { 0 }, piece = 0;
     uint64_t row = t->ndim ? b->len[t->ndim - 1] * e : e;
 
+    if (xfer_box_bytes(t, b) == 0)
+        return;
     for (;;) {
         uint64_t off = 0;
 
@@ -741,7 +745,7 @@ void rig_write(struct rig_proc *p, uint64_t version)
     for (unsigned i = 0; i < p->m.n_tensors; i++) {
         const struct xfer_tensor *t = &p->m.tensors[i];
         uint64_t bytes = xfer_box_bytes(t, &p->pieces[i].box);
-        struct copying c = { malloc(bytes), reference_of(p->r, version, t), false };
+        struct copying c = { malloc(bytes + 1), reference_of(p->r, version, t), false };
 
         each_run(t, &p->pieces[i].box, copy_in, &c);
         t_mem_write(slot + p->pieces[i].off, c.piece, bytes);
@@ -888,7 +892,7 @@ static void check_engine(struct rig_proc *p)
     for (unsigned i = 0; i < p->m.n_tensors; i++) {
         const struct xfer_tensor *t = &p->m.tensors[i];
         uint64_t bytes = xfer_box_bytes(t, &p->pieces[i].box);
-        struct copying c = { malloc(bytes), reference_of(p->r, v.number, t), false };
+        struct copying c = { malloc(bytes + 1), reference_of(p->r, v.number, t), false };
 
         t_mem_read(c.piece, (char *)mem->addr + p->pieces[i].off, bytes);
         each_run(t, &p->pieces[i].box, compare, &c);

@@ -12,7 +12,7 @@
 #include "transport/xfer/plan.h"
 
 enum { RIG_HELD = 64 };
-enum { RIG_PROCS = 48, RIG_TENSORS = 8, RIG_PEERS = 32, RIG_STEPS = 4096 };
+enum { RIG_PROCS = 48, RIG_TENSORS = 9, RIG_PEERS = 32, RIG_STEPS = 4096 };
 struct rig;
 struct rig_proc { /* a trainer rank or a rank of an engine */
     struct rig *r;

@@ -266,7 +266,7 @@ static void replicas_that_differ(void **state)
     rig_init(&r, &(struct rig_opts){ .n_sources = 2, .n_engines = 1 });
     for (unsigned i = 0; i < 2; i++)
         rig_write(rig_source(&r, i), 1);
-    rig_flip_bit(rig_source(&r, 1), rig_source(&r, 1)->pieces[3].off);
+    rig_flip_bit(rig_source(&r, 1), rig_source(&r, 1)->pieces[4].off);
     rig_publish(&r, 1);
     t_int_eq(rig_update(&r, XFER_COPY, 1), FL_CORRUPT);
     t_has(r.err.text, "trainer 0 and trainer 1 hold different bytes of layer.qkv");

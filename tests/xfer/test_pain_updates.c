@@ -500,7 +500,7 @@ static void bend_model(struct rig_proc *p, struct link_place *place)
         bent[0].shape[0] = 64;
         p->pieces[0].box.len[0] = 64;
     } else if (strcmp(bend_how, "dtype") == 0) {
-        bent[1].dtype = FL_F16;
+        bent[2].dtype = FL_F16;
     } else if (strcmp(bend_how, "name") == 0) {
         bent[0].name = "embedding";
     } else { /* layout: a rank that holds half of a tensor, and nobody holds the rest */

@@ -62,14 +62,17 @@ static enum fl_status snapshot(struct delta_writer *d, const struct delta_source
     for (size_t i = 0; i < d->have->n_tensors; i++) {
         uint64_t bytes = xfer_tensor_bytes(&d->have->tensors[i]);
 
+        if (bytes == 0) /* not in the files either */
+            continue;
         if (!d->was[i])
-            d->was[i] = malloc(bytes ? bytes : 1);
+            d->was[i] = malloc(bytes);
         if (!d->was[i]) {
             d->was_version = DELTA_NO_BASE; /* the next one is a base again */
             return fl_fail(err, FL_EXHAUSTED, "no memory for a copy of %s, %" PRIu64 " bytes",
-                           src[i].what.name, bytes);
+                           src->what.name, bytes);
         }
-        memcpy(d->was[i], src[i].what.data, bytes);
+        memcpy(d->was[i], src->what.data, bytes);
+        src++;
     }
     d->was_version = d->version;
     return FL_OK;
@@ -83,15 +86,18 @@ static enum fl_status write_now(struct delta_writer *d, struct delta_source *src
                             .encoding = DELTA_OVERWRITE };
     struct delta_stats stats;
     enum fl_status st;
+    size_t n = 0; /* tensors that have bytes */
 
     for (size_t i = 0; i < d->have->n_tensors; i++) {
+        if (xfer_tensor_bytes(&d->have->tensors[i]) == 0)
+            continue;
         const void *at = whole_at(d, i, err);
 
         if (!at)
             return err->status;
-        entry_of(&d->have->tensors[i], &src[i].what);
-        src[i].what.data = at;
-        src[i].was = d->was_version == DELTA_NO_BASE ? NULL : d->was[i];
+        entry_of(&d->have->tensors[i], &src[n].what);
+        src[n].what.data = at;
+        src[n++].was = d->was_version == DELTA_NO_BASE ? NULL : d->was[i];
     }
     if (FL_FAULT("xfer.delta_write"))
         return fl_fail(err, FL_UNREACHABLE, "fault xfer.delta_write");
@@ -99,7 +105,7 @@ static enum fl_status write_now(struct delta_writer *d, struct delta_source *src
         return fl_fail_errno(err, "the folder of updates %s", d->root);
     if (mkdir(d->dir, 0777) < 0 && errno != EEXIST)
         return fl_fail_errno(err, "the folder of updates %s", d->dir);
-    st = delta_write(d->dir, src, d->have->n_tensors, &o, &stats, err);
+    st = delta_write(d->dir, src, n, &o, &stats, err);
     if (st != FL_OK && st != FL_EXISTS)
         return st;
     return snapshot(d, src, err);
@@ -123,9 +129,10 @@ static enum fl_status fetch(struct delta_writer *d, struct fl_err *err)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %" PRIu64 " bytes off the device", all);
     for (size_t i = 0; i < m->n_pieces; i++) {
         const struct xfer_piece *p = &m->pieces[i];
+        uint64_t bytes = xfer_box_bytes(&m->tensors[p->tensor], &p->box);
 
-        FL_TRY(link_mem_read(&d->mems[p->mem], p->off, d->copy + d->copy_at[i],
-                             xfer_box_bytes(&m->tensors[p->tensor], &p->box), err));
+        if (bytes)
+            FL_TRY(link_mem_read(&d->mems[p->mem], p->off, d->copy + d->copy_at[i], bytes, err));
     }
     return FL_OK;
 }

@@ -72,11 +72,10 @@ static enum fl_status check_tensor(const struct xfer_manifest *m, size_t i, stru
     if (bytes == 0 || t->ndim > FL_DIMS)
         return fl_fail(err, FL_INVALID, "tensor %.80s has dtype %d and %u dimensions, at most %d",
                        t->name, (int)t->dtype, t->ndim, FL_DIMS);
-    for (unsigned d = 0; d < t->ndim; d++)
-        if (t->shape[d] == 0 || __builtin_mul_overflow(bytes, t->shape[d], &bytes) ||
+    for (unsigned d = 0; d < t->ndim; d++) /* one of no bytes has no dimension that wraps either */
+        if (__builtin_mul_overflow(bytes, t->shape[d] ? t->shape[d] : 1, &bytes) ||
             bytes > INT64_MAX)
-            return fl_fail(err, FL_INVALID,
-                           "tensor %.80s: dimension %u is %llu, the size is 0 or too large",
+            return fl_fail(err, FL_INVALID, "tensor %.80s: dimension %u is %llu, it is too large",
                            t->name, d, (unsigned long long)t->shape[d]);
     if (i > 0 && strcmp(m->tensors[i - 1].name, t->name) >= 0)
         return fl_fail(err, FL_INVALID,
@@ -94,8 +93,10 @@ static enum fl_status check_piece(const struct xfer_manifest *m, size_t i, struc
                        p->tensor, m->n_tensors, p->mem, m->n_mems);
     const struct xfer_tensor *t = &m->tensors[p->tensor];
 
+    bool empty = xfer_tensor_bytes(t) == 0;
+
     for (unsigned d = 0; d < t->ndim; d++)
-        if (p->box.len[d] == 0 || p->box.at[d] >= t->shape[d] ||
+        if ((p->box.len[d] == 0 && !empty) || p->box.at[d] > t->shape[d] ||
             p->box.len[d] > t->shape[d] - p->box.at[d])
             return fl_fail(
                 err, FL_INVALID,
@@ -133,16 +134,21 @@ static enum fl_status check_overlap(const struct xfer_manifest *m, struct fl_err
     uint32_t *order = malloc((m->n_pieces + 1) * sizeof(*order));
     enum fl_status st = FL_OK;
     bool sorted = true;
+    size_t n = 0; /* those that have bytes */
 
     if (!order)
         return fl_fail(err, FL_EXHAUSTED, "no memory to check %zu pieces", m->n_pieces);
     for (uint32_t i = 0; i < m->n_pieces; i++) {
-        order[i] = i;
-        sorted = sorted && (i == 0 || by_place(&order[i - 1], &order[i], (void *)m) < 0);
+        if (xfer_box_bytes(&m->tensors[m->pieces[i].tensor], &m->pieces[i].box) == 0)
+            continue;
+        order[n++] = i;
+        sorted = sorted && (n == 1 || by_place(&order[n - 2], &order[n - 1], (void *)m) < 0);
     }
+    if (m->n_pieces > 0 && n == 0)
+        st = fl_fail(err, FL_INVALID, "none of the %zu tensors has a byte", m->n_tensors);
     if (!sorted)
-        qsort_r(order, m->n_pieces, sizeof(*order), by_place, (void *)m);
-    for (size_t i = 1; i < m->n_pieces && st == FL_OK; i++) {
+        qsort_r(order, n, sizeof(*order), by_place, (void *)m);
+    for (size_t i = 1; i < n && st == FL_OK; i++) {
         const struct xfer_piece *p = &m->pieces[order[i - 1]], *q = &m->pieces[order[i]];
         const struct xfer_tensor *t = &m->tensors[p->tensor];
 
@@ -193,6 +199,8 @@ void xfer_digest_piece(uint64_t tensor_digest[2], const struct xfer_tensor *t,
     const char *from = data;
     unsigned d = t->ndim; /* dimensions from d on are inside of a run */
 
+    if (xfer_box_bytes(t, box) == 0)
+        return;
     while (d > 0) {
         run *= box->len[--d];
         if (box->len[d] != t->shape[d])

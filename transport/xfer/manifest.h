@@ -18,7 +18,7 @@ struct xfer_tensor { /* the whole tensor, in the same words on every side */
     const char *name;
     enum fl_dtype dtype;
     uint8_t ndim; /* 0: a scalar */
-    uint64_t shape[FL_DIMS];
+    uint64_t shape[FL_DIMS]; /* with a 0 in it: no bytes, and nothing of it moves */
 };
 struct xfer_piece { uint32_t tensor, mem; uint64_t off; struct xfer_box box; };
 struct xfer_manifest {

@@ -14,7 +14,8 @@ struct checker {
     const struct xfer_plan *part;
     const struct xfer_manifest *mine;
     struct fl_err *err;
-    uint32_t *by_place; /* my pieces by memory and offset           */
+    uint32_t *by_place; /* my pieces that have bytes, by memory and offset */
+    size_t n_placed;
     uint32_t *local;    /* tensor of the plan to mine; UINT32_MAX   */
     struct span {
         uint64_t at, end;
@@ -81,7 +82,7 @@ static enum fl_status match_tensors(struct checker *c)
 /* My piece that holds off in mem; NULL: none. */
 static const struct xfer_piece *piece_at(const struct checker *c, uint32_t mem, uint64_t off)
 {
-    size_t low = 0, high = c->mine->n_pieces;
+    size_t low = 0, high = c->n_placed;
 
     while (low < high) {
         size_t mid = low + (high - low) / 2;
@@ -289,8 +290,9 @@ enum fl_status xfer_part_check(const struct xfer_plan *part, uint32_t member,
         st = fl_fail(err, FL_EXHAUSTED, "no memory to check %zu segments", part->n_segs);
     } else {
         for (uint32_t i = 0; i < mine->n_pieces; i++)
-            c.by_place[i] = i;
-        qsort_r(c.by_place, mine->n_pieces, sizeof(*c.by_place), by_place, (void *)mine);
+            if (xfer_box_bytes(&mine->tensors[mine->pieces[i].tensor], &mine->pieces[i].box))
+                c.by_place[c.n_placed++] = i;
+        qsort_r(c.by_place, c.n_placed, sizeof(*c.by_place), by_place, (void *)mine);
         st = check_all(&c, member);
     }
     free(c.by_place);

@@ -225,6 +225,9 @@ enum fl_status plan_cover_piece(struct planner *pl, uint32_t t, const struct xfe
 {
     const struct xfer_tensor *tensor = &pl->table.tensors[t];
     struct box_list fresh = { 0 }, again = { 0 }, *seen = &pl->seen[t];
+
+    if (xfer_box_bytes(tensor, &piece->box) == 0)
+        return FL_OK;
     bool ok = box_list_add(&fresh, &piece->box);
 
     for (size_t i = 0; i < seen->n && ok && fresh.n > 0; i++)

@@ -60,16 +60,19 @@ static bool view_make(struct xfer_sink *s, struct sink_view *v)
     return true;
 }
 
-/* The digests that the source published, by our own tensors: for whoever is filled from here. */
+/* The digests that the source published, by our own tensors: for whoever is filled from here. Both
+ * lists are sorted; a part names no tensor of which it brings nothing. */
 static void note_digests(struct xfer_sink *s)
 {
     const struct xfer_plan *p = take_part(s->take);
     const uint64_t(*expect)[2] = take_expect(s->take);
 
     for (size_t i = 0, t = 0; i < s->want->n_tensors; i++) {
-        while (t < p->n_tensors && strcmp(p->tensors[t].name, s->want->tensors[i].name) != 0)
+        const char *name = s->want->tensors[i].name;
+
+        while (t < p->n_tensors && strcmp(p->tensors[t].name, name) < 0)
             t++;
-        if (t < p->n_tensors)
+        if (t < p->n_tensors && strcmp(p->tensors[t].name, name) == 0)
             memcpy(s->digests[i], expect[t], sizeof(s->digests[i]));
     }
 }

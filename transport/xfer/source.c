@@ -227,10 +227,11 @@ static enum fl_status device_segs(struct xfer_source *s, struct fl_err *err)
         s->segs_of[m] = ps.n;
         for (size_t i = 0; good && i < s->have->n_pieces; i++) {
             const struct xfer_piece *p = &s->have->pieces[i];
+            const struct xfer_tensor *t = &s->have->tensors[p->tensor];
             struct placed at = { &p->box, p->off };
 
-            good = p->mem != m || box_segments(&s->have->tensors[p->tensor], (uint32_t)i, &p->box,
-                                               at, at, add_seg, &ps);
+            good = p->mem != m || xfer_box_bytes(t, &p->box) == 0 ||
+                   box_segments(t, (uint32_t)i, &p->box, at, at, add_seg, &ps);
         }
     }
     if (!good) {

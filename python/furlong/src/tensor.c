@@ -88,6 +88,7 @@ static bool by_dlpack(PyObject *capsule, const char *name, struct tensor_list *l
 {
     struct dl_managed *m = PyCapsule_GetPointer(capsule, "dltensor");
     int64_t row = 1;
+    bool empty = false;
 
     if (!m)
         return false;
@@ -100,8 +101,10 @@ static bool by_dlpack(PyObject *capsule, const char *name, struct tensor_list *l
         core_fail(FL_INVALID, "%s: %d dimensions, at most %d", name, m->t.ndim, FL_DIMS);
         return false;
     }
+    for (int i = 0; i < m->t.ndim; i++)
+        empty |= m->t.shape[i] == 0;
     for (int i = m->t.ndim - 1; i >= 0; i--) {
-        if (m->t.strides && m->t.shape[i] > 1 && m->t.strides[i] != row) {
+        if (!empty && m->t.strides && m->t.shape[i] > 1 && m->t.strides[i] != row) {
             core_fail(FL_INVALID, "%s is not contiguous: give it as tensor.contiguous()", name);
             return false;
         }
