@@ -55,6 +55,7 @@ void head_shutdown(struct head *h, const char *why);
 const struct fl_term *head_term(const struct head *h);
 const char *head_journal_note(const struct head *h); /* "" or what was cut */
 
+#define HEAD_OWN_PATHS "/api/furlong/" /* all JSON below it, errors too; elsewhere as Ray's head answers */
 const struct http_route *head_routes(void); /* arg: the head */
 /* refuses() of http_config: browsers that would change something, and who lacks the token. */
 unsigned head_refuses(void *head, struct http_req *req, char *text, size_t cap);

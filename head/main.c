@@ -246,7 +246,8 @@ static enum fl_status listen_http(struct program *p, struct fl_err *err)
                              .allowed = head_allows,
                              .refuses = head_refuses,
                              .tls = p->cover == TLS_ALL ? p->tls : NULL,
-                             .plain_errors = true };
+                             .plain_errors = true,
+                             .json_below = HEAD_OWN_PATHS };
 
     if (gethostname(self, sizeof(self) - 1) < 0 || !self[0])
         hosts[2] = NULL;

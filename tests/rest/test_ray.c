@@ -33,7 +33,8 @@ static void web_start(struct web *w, const char *name)
                               .arg = w->run.rig.head,
                               .allowed = head_allows,
                               .refuses = head_refuses,
-                              .plain_errors = true };
+                              .plain_errors = true,
+                              .json_below = HEAD_OWN_PATHS };
     t_ok(http_server_create(w->run.rig.loop, &c, &w->server, &err), &err);
 }
 
@@ -439,6 +440,40 @@ static void browsers_change_nothing(void **unused)
     web_end(&w);
 }
 
+/* What is refused before anything of ours sees it, too: one shape below our own paths, Ray's text on Ray's. */
+static void our_own_paths_tell_errors_as_json(void **unused)
+{
+    static const struct {
+        const char *line, *headers;
+        int status;
+        const char *says; /* all of the body */
+    } rows[] = {
+        { "GET /api/furlong/nothing", "", 404, "{\"error\":\"there is no GET /api/furlong/nothing\"}" },
+        { "GET /api/furlong/", "", 404, "{\"error\":\"there is no GET /api/furlong/\"}" },
+        { "DELETE /api/furlong/nodes", "", 405, "{\"error\":\"DELETE is not for /api/furlong/nodes\"}" },
+        { "POST /api/furlong/shutdown", "Origin: http://localhost\r\n", 405,
+          "{\"error\":\"'POST' method not allowed for browser traffic.\"}" },
+        { "GET /api/furlong/jobs/none", "", 404, "{\"error\":\"Job none does not exist\"}" },
+        { "GET /api/nothing", "", 404, "404: Not Found" },
+        { "DELETE /api/version", "", 405, "405: Method Not Allowed" },
+        { "GET /api/furlongs", "", 404, "404: Not Found" },
+    };
+    struct web w;
+    char request[512], text[512];
+
+    (void)unused;
+    web_start(&w, "shapes");
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        snprintf(request, sizeof(request), "%s HTTP/1.1\r\n%s" END "\r\n", rows[i].line, rows[i].headers);
+        t_int_eq(ask(&w, request, NULL, text, sizeof(text)), rows[i].status, "%s", rows[i].line);
+        t_str_eq(text, rows[i].says, "%s", rows[i].line);
+    }
+    (void)FL_COPY(w.run.rig.head->ray_token, "the-token");
+    t_int_eq(ask(&w, "GET /api/furlong/nodes HTTP/1.1\r\n" END "\r\n", NULL, text, sizeof(text)), 401);
+    t_str_eq(text, "{\"error\":\"Unauthorized: Missing authentication token\"}");
+    web_end(&w);
+}
+
 static void rays_token_is_asked_where_it_is_on(void **unused)
 {
     static const struct {
@@ -537,6 +572,7 @@ int main(void)
         cmocka_unit_test(an_ended_job_can_be_deleted),
         cmocka_unit_test(a_job_that_never_starts_is_given_up),
         cmocka_unit_test(browsers_change_nothing),
+        cmocka_unit_test(our_own_paths_tell_errors_as_json),
         cmocka_unit_test(rays_token_is_asked_where_it_is_on),
         cmocka_unit_test(lists_take_filters),
     };

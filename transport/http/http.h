@@ -39,6 +39,7 @@ struct http_config { /* copied, but for the routes */
     unsigned (*refuses)(void *arg, struct http_req *req, char *text, size_t cap);
     struct tls_id *tls; /* NULL: plain. Else TLS, with this certificate; none is asked of clients. Copied, too */
     bool plain_errors; /* what the server itself refuses is told as text/plain, in aiohttp's words where it has some */
+    const char *json_below; /* but below this path as {"error": …} like everything there; NULL: nowhere. A literal */
 };
 /* Binds and listens. FL_EXISTS: the port is taken; FL_UNREACHABLE: no interface has that address. */
 enum fl_status http_server_create(struct fl_loop *l, const struct http_config *c,

@@ -267,9 +267,17 @@ static void json_error(struct http_req *req, unsigned status, const char *text)
     http_set_response(req, status, JSON_TYPE, out ? text_response(out, strlen(out)) : NULL);
 }
 
+bool http_plain_errors(const struct http_req *req)
+{
+    const struct http_config *c = &req->server->c;
+
+    return c->plain_errors &&
+           !(c->json_below && strncmp(req->path, c->json_below, strlen(c->json_below)) == 0);
+}
+
 void http_set_error(struct http_req *req, unsigned status, const char *text)
 {
-    if (req->server->c.plain_errors) {
+    if (http_plain_errors(req)) {
         http_set_response(req, status, TEXT_TYPE,
                           MHD_create_response_from_buffer(strlen(text), (void *)(uintptr_t)text,
                                                           MHD_RESPMEM_MUST_COPY));

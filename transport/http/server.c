@@ -136,7 +136,7 @@ static void look(struct http_req *req)
         return;
     req->route =
         http_route_find(req->server->c.routes, req->method, req->path, &req->params, &known);
-    if (!req->route && c->plain_errors) {
+    if (!req->route && http_plain_errors(req)) {
         refuse(req, known ? 405 : 404, "%s", known ? "405: Method Not Allowed" : "404: Not Found");
         return;
     }

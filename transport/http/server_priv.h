@@ -115,6 +115,7 @@ enum MHD_Result http_req_answer(struct http_req *req); /* response is handed to 
 void http_req_left(struct http_req *req);              /* tells the handler, once   */
 void http_req_end(struct http_req *req);               /* the server goes: 503      */
 void http_req_free(struct http_req *req);
+bool http_plain_errors(const struct http_req *req);
 void http_set_error(struct http_req *req, unsigned status, const char *text);
 void http_set_response(struct http_req *req, unsigned status, const char *type,
                        struct MHD_Response *r);
