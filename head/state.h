@@ -75,7 +75,8 @@ struct use { /* a process that has a device open, as its daemon measured */
     int pid;
     uint64_t bytes;
     struct fl_seat_ref who;
-    bool has_bytes, known; /* known: whose it is */
+    uint32_t sm_pct;                /* of the time between two beats */
+    bool has_bytes, has_pct, known; /* known: whose it is */
 };
 struct node {
     UT_hash_handle hh;

@@ -82,7 +82,8 @@ void uses_take(struct node *n, const Fl__Beat *b)
         if (m->device >= n->rec->inventory->n_devices)
             continue;
         *u = (struct use){
-            .device = m->device, .pid = m->pid, .has_bytes = m->has_bytes, .bytes = m->bytes
+            .device = m->device, .pid = m->pid, .has_bytes = m->has_bytes, .bytes = m->bytes,
+            .has_pct = m->has_sm_pct && m->sm_pct <= 100, .sm_pct = m->sm_pct
         };
         if (m->who && m->who->worker.len == sizeof(u->who.id)) {
             memcpy(&u->who.id, m->who->worker.data, sizeof(u->who.id));

@@ -238,7 +238,7 @@ enum fl_status fake_procs(const char *uuid, struct gpu_proc *out, size_t *n, str
     while ((e = readdir(d)))
         if (e->d_name[0] > '0' && e->d_name[0] <= '9' && read_held(dir, e->d_name, &held) &&
             held.open[device] && found < *n)
-            out[found++] = (struct gpu_proc){ atoi(e->d_name), held.bytes[device] };
+            out[found++] = (struct gpu_proc){ atoi(e->d_name), held.bytes[device], -1 };
     closedir(d);
     *n = found;
     return FL_OK;

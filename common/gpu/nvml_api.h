@@ -18,6 +18,11 @@ struct nvml_process { /* since version 2 of the call */
     unsigned long long bytes; /* all ones: not said */
     unsigned gpu_instance, compute_instance;
 };
+struct nvml_busy { /* of a process, since a time */
+    unsigned pid;
+    unsigned long long at_us; /* of the wall clock */
+    unsigned sm_pct, memory_pct, encoder_pct, decoder_pct;
+};
 struct nvml_violation {
     uint64_t reference_ns, violation_ns;
 };
@@ -54,6 +59,8 @@ enum {
           struct nvml_violation *v)                                                                \
     ASKED(nvml_result, processes, "nvmlDeviceGetComputeRunningProcesses_v3", nvml_device d,        \
           unsigned *n, struct nvml_process *out)                                                   \
+    ASKED(nvml_result, busy, "nvmlDeviceGetProcessUtilization", nvml_device d,                     \
+          struct nvml_busy *out, unsigned *n, unsigned long long since_us)                         \
     ASKED(nvml_result, reasons, "nvmlDeviceGetCurrentClocksThrottleReasons", nvml_device d,        \
           unsigned long long *bits)
 

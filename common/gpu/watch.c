@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/base/fault.h"
 #include "common/base/str.h"
@@ -20,6 +21,10 @@ struct gpu_watch {
         char uuid[GPU_UUID_BYTES];
         uint64_t violation_ns;
     } last[GPU_MAX]; /* at the last question */
+    struct {
+        char uuid[GPU_UUID_BYTES];
+        unsigned long long until_us; /* of the last sample that was seen */
+    } busy[GPU_MAX];
 };
 
 static enum fl_status load(struct gpu_watch *w, const char *name, struct fl_err *err)
@@ -332,7 +337,55 @@ enum fl_status gpu_watch_procs(struct gpu_watch *w, const char *uuid, struct gpu
     if (r != NVML_OK)
         return failed(w, r, "its processes", uuid, err);
     for (unsigned i = 0; i < count && i < *n; i++)
-        out[i] = (struct gpu_proc){ (int)all[i].pid, all[i].bytes };
+        out[i] = (struct gpu_proc){ (int)all[i].pid, all[i].bytes, -1 };
     *n = count < *n ? count : *n;
     return FL_OK;
+}
+
+/* Where the samples of a device go on; NULL: that is one device more than there are. */
+static unsigned long long *busy_until(struct gpu_watch *w, const char *uuid)
+{
+    enum { FIRST_US = 1000000 };
+    struct timespec now;
+
+    for (size_t i = 0; i < GPU_MAX; i++) {
+        if (strcmp(w->busy[i].uuid, uuid) == 0)
+            return &w->busy[i].until_us;
+        if (w->busy[i].uuid[0])
+            continue;
+        (void)FL_COPY(w->busy[i].uuid, uuid);
+        clock_gettime(CLOCK_REALTIME, &now); /* NVML's own: compared with nothing else */
+        w->busy[i].until_us = (unsigned long long)now.tv_sec * 1000000 + (unsigned)now.tv_nsec / 1000 - FIRST_US;
+        return &w->busy[i].until_us;
+    }
+    return NULL;
+}
+
+void gpu_watch_busy(struct gpu_watch *w, const char *uuid, struct gpu_proc *procs, size_t n)
+{
+    struct nvml_busy all[GPU_PROCS];
+    unsigned count = GPU_PROCS;
+    unsigned long long *until = w->lib ? busy_until(w, uuid) : NULL;
+    nvml_device d;
+    nvml_result r = NVML_OK;
+
+    if (w->lib && (!until || !w->nvml.busy || w->nvml.by_uuid(uuid, &d) != NVML_OK))
+        r = NVML_NOT_SUPPORTED;
+    else if (w->lib)
+        r = w->nvml.busy(d, all, &count, *until);
+    else
+        count = 0; /* the fake's kernels run on the host: none of it is busy */
+    if (r == NVML_NOT_FOUND)
+        count = 0; /* of nobody: all of them idle */
+    bool told = r == NVML_OK || r == NVML_NOT_FOUND;
+
+    for (size_t i = 0; i < n; i++)
+        procs[i].sm_pct = told ? 0 : -1;
+    for (unsigned k = 0; told && k < count; k++) {
+        for (size_t i = 0; i < n; i++)
+            if (procs[i].pid == (int)all[k].pid)
+                procs[i].sm_pct = all[k].sm_pct < 100 ? (int)all[k].sm_pct : 100;
+        if (all[k].at_us > *until)
+            *until = all[k].at_us;
+    }
 }

@@ -17,6 +17,7 @@ struct gpu_seen {
 struct gpu_proc {
     int pid;        /* as the driver numbers them: the host's, whatever namespace one is in */
     uint64_t bytes; /* that it holds; UINT64_MAX: not said                                  */
+    int sm_pct; /* of gpu_watch_busy(): time in which a kernel of it ran; -1: not said      */
 };
 
 struct gpu_watch;
@@ -43,3 +44,7 @@ enum fl_status gpu_watch_slowed(struct gpu_watch *w, const char *uuid, bool *slo
  * out. Any thread, beside the one of the others. FL_UNSUPPORTED: not told. */
 enum fl_status gpu_watch_procs(struct gpu_watch *w, const char *uuid, struct gpu_proc *out,
                                size_t *n, struct fl_err *err);
+
+/* How busy each of them kept the device since the last call for it (at the first: in the last second), into sm_pct. One
+ * thread at a time. What the driver does not say is -1. */
+void gpu_watch_busy(struct gpu_watch *w, const char *uuid, struct gpu_proc *procs, size_t n);

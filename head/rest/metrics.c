@@ -212,20 +212,34 @@ static void of_components(struct head *h, struct fl_str *out)
             for (size_t i = 0; n->procs && rest_node_alive(n) && i < n->procs->n_procs; i++)
                 add_component(h, n, n->procs->procs[i], which, out);
     }
-    head_line(out, "ray_component_gpu_memory_mb", "Device memory of a worker's process", "gauge");
+}
+
+/* What worker processes do on devices; a line where the node's driver tells. */
+static void of_devices(struct head *h, struct fl_str *out, bool busy)
+{
+    const char *name = busy ? "ray_component_gpu_percentage" : "ray_component_gpu_memory_mb";
+    const char *help = busy ? "Time in which a worker's process kept a device busy, percent"
+                            : "Device memory of a worker's process";
+    struct node *n, *tmp;
+    bool said = false;
+
     HASH_ITER (hh, h->nodes, n, tmp)
         for (size_t i = 0; rest_node_alive(n) && i < n->n_uses; i++) {
-            ProtobufCBinaryData id = BYTES_OF(n->uses[i].who.id);
-            struct seat *s = n->uses[i].known && n->uses[i].has_bytes ? seat_of(h, &id) : NULL;
+            const struct use *u = &n->uses[i];
+            ProtobufCBinaryData id = BYTES_OF(u->who.id);
+            struct seat *s = u->known && (busy ? u->has_pct : u->has_bytes) ? seat_of(h, &id) : NULL;
 
             if (!s)
                 continue;
-            fl_str_add(out, "ray_component_gpu_memory_mb");
+            if (!said)
+                head_line(out, name, help, "gauge");
+            said = true;
+            fl_str_add(out, "%s", name);
             add_node_labels(h, n, out);
             fl_str_add(out, ",Component=\"ray::");
             add_label(out, s->rec->role);
-            fl_str_add(out, "\",pid=\"%d\",GpuIndex=\"%u\"} %.17g\n", n->uses[i].pid,
-                       n->uses[i].device, (double)n->uses[i].bytes / 1e6);
+            fl_str_add(out, "\",pid=\"%d\",GpuIndex=\"%u\"} %.17g\n", u->pid, u->device,
+                       busy ? u->sm_pct : (double)u->bytes / 1e6);
         }
 }
 
@@ -365,6 +379,8 @@ void rest_metrics(void *head, struct http_req *req)
     of_cluster(h, &text);
     of_nodes(h, &text);
     of_components(h, &text);
+    of_devices(h, &text, false);
+    of_devices(h, &text, true);
     of_daemons(h, &text);
     of_workers(h, &text);
     if (text.cut)

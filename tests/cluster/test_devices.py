@@ -105,6 +105,8 @@ def p32_a_program_that_takes_another_device():
         uses = lambda: [w for w in p.furlong("list", "workers", "--json").json() if w["role"] == "trainer" and w["uses"]]
         w = wait_for("what it uses", uses)[0]
         assert w["devices"] == ["0"] and [(u["uuid"], u["pci"], u["bytes"]) for u in w["uses"]] == [(uuid(2), "00000000:03:00.0", 64 * MIB)], w
+        seen = [x for x in p.http("/metrics", raw=True).decode().splitlines() if x.startswith("ray_component_gpu") and 'Component="ray::trainer"' in x]
+        assert {re.sub("{.*} .*", "", x): round(float(x.split()[-1]), 3) for x in seen} == {"ray_component_gpu_memory_mb": 67.109, "ray_component_gpu_percentage": 0}, seen
         note = f"trainer 0 on {p.info('n')[0]['name']}: its process {w['pid']} uses device 2 ({uuid(2)} at 00000000:03:00.0), and was given 0"
         wait_for("that it is said", lambda: s.said().count(note) == 1)
         s.end()

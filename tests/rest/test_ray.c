@@ -23,12 +23,12 @@ struct web {
     struct http_server *server;
 };
 
-static void web_start(struct web *w, const char *name)
+static void web_start_with(struct web *w, const char *name, unsigned gpus)
 {
     struct http_config c = { .arg = NULL };
     struct fl_err err = { 0 };
 
-    run_start(&w->run, name, 0, 0);
+    run_start(&w->run, name, gpus, 0);
     c = (struct http_config){ .routes = head_routes(),
                               .arg = w->run.rig.head,
                               .allowed = head_allows,
@@ -36,6 +36,11 @@ static void web_start(struct web *w, const char *name)
                               .plain_errors = true,
                               .json_below = HEAD_OWN_PATHS };
     t_ok(http_server_create(w->run.rig.loop, &c, &w->server, &err), &err);
+}
+
+static void web_start(struct web *w, const char *name)
+{
+    web_start_with(w, name, 0);
 }
 
 static void web_end(struct web *w)
@@ -514,6 +519,51 @@ static void rays_token_is_asked_where_it_is_on(void **unused)
 
 /* ---- views ---- */
 
+/* A line of what a process does on a device, where its driver told it; nothing at all where there is none. */
+static void devices_have_their_users(void **unused)
+{
+    Fl__SeatRef who = FL__SEAT_REF__INIT;
+    Fl__DeviceUse use[3] = { FL__DEVICE_USE__INIT, FL__DEVICE_USE__INIT, FL__DEVICE_USE__INIT };
+    Fl__DeviceUse *list[3] = { &use[0], &use[1], &use[2] };
+    Fl__Beat beat = FL__BEAT__INIT;
+    static const char request[] = "GET /metrics HTTP/1.1\r\n" END "\r\n";
+    static char text[ROOM];
+    struct node *n;
+    struct web w;
+
+    (void)unused;
+    web_start_with(&w, "devices", 2);
+    t_int_eq(ask(&w, request, NULL, text, sizeof(text)), 200);
+    t_true(!strstr(text, "ray_component_gpu"), "of devices that nobody uses");
+    who.worker = (ProtobufCBinaryData){ sizeof(w.run.driver->who.id), (uint8_t *)&w.run.driver->who.id };
+    who.attempt = w.run.driver->who.attempt;
+    for (int i = 0; i < 3; i++) {
+        use[i].device = (uint32_t)i % 2;
+        use[i].pid = 100 + i;
+        use[i].who = i < 2 ? &who : NULL; /* the last one is a stranger's */
+        use[i].has_bytes = use[i].has_sm_pct = i != 1;
+        use[i].bytes = 64000000;
+        use[i].sm_pct = 37;
+    }
+    beat.has_uses_told = beat.uses_told = true;
+    beat.uses = list;
+    beat.n_uses = 3;
+    for (n = w.run.rig.head->nodes; n && n->rec->inventory->n_devices != 2; n = n->hh.next)
+        ;
+    t_true(n != NULL);
+    uses_take(n, &beat);
+    t_int_eq(ask(&w, request, NULL, text, sizeof(text)), 200);
+    t_has(text, "# TYPE ray_component_gpu_percentage gauge\n");
+    t_has(text, ",Component=\"ray::driver\",pid=\"100\",GpuIndex=\"0\"} 37\n");
+    t_has(text, ",Component=\"ray::driver\",pid=\"100\",GpuIndex=\"0\"} 64\n");
+    t_true(!strstr(text, "pid=\"101\"") && !strstr(text, "pid=\"102\""), "what was not told, and whose it is not known");
+    beat.n_uses = 0;
+    uses_take(n, &beat);
+    t_int_eq(ask(&w, request, NULL, text, sizeof(text)), 200);
+    t_true(!strstr(text, "ray_component_gpu"));
+    web_end(&w);
+}
+
 static void lists_take_filters(void **unused)
 {
     static const struct {
@@ -574,6 +624,7 @@ int main(void)
         cmocka_unit_test(browsers_change_nothing),
         cmocka_unit_test(our_own_paths_tell_errors_as_json),
         cmocka_unit_test(rays_token_is_asked_where_it_is_on),
+        cmocka_unit_test(devices_have_their_users),
         cmocka_unit_test(lists_take_filters),
     };
 

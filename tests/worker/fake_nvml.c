@@ -1,6 +1,6 @@
 /* tests/worker/fake_nvml.c - two GPUs that are not there; $FAKE_NVML_USED names a file with the
  * bytes that each of them has in use, so a test may let them go late; $FAKE_NVML_PROCS one with the
- * process that has the second of them open, and its bytes (-1: not said) */
+ * process that has the second of them open, its bytes (-1: not said), and percent of its time */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +19,11 @@ struct process {
     unsigned long long bytes;
     unsigned gpu_instance, compute_instance;
 };
+struct busy {
+    unsigned pid;
+    unsigned long long at_us;
+    unsigned sm_pct, memory_pct, encoder_pct, decoder_pct;
+};
 static const char *const uuids[] = { "GPU-11111111-aaaa", "GPU-22222222-bbbb" };
 
 EXPORT int nvmlInit_v2(void);
@@ -33,6 +38,8 @@ EXPORT int nvmlDeviceGetMemoryInfo(void *d, struct memory *out);
 EXPORT int nvmlDeviceGetPciInfo_v3(void *d, struct pci *out);
 EXPORT int nvmlDeviceGetP2PStatus(void *a, void *b, int what, int *out);
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, struct process *out);
+EXPORT int nvmlDeviceGetProcessUtilization(void *d, struct busy *out, unsigned *n,
+                                           unsigned long long since_us);
 
 int nvmlInit_v2(void)
 {
@@ -130,4 +137,22 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, struct process
     if (f)
         fclose(f);
     return 0;
+}
+
+int nvmlDeviceGetProcessUtilization(void *d, struct busy *out, unsigned *n,
+                                    unsigned long long since_us)
+{
+    const char *path = getenv("FAKE_NVML_PROCS");
+    FILE *f = path ? fopen(path, "r") : NULL;
+    long long bytes;
+    int rc = 6; /* no samples since then */
+
+    if (f && *n && d == &uuids[1] && fscanf(f, "%u %lld %u", &out->pid, &bytes, &out->sm_pct) == 3) {
+        out->at_us = since_us + 1;
+        *n = 1;
+        rc = 0;
+    }
+    if (f)
+        fclose(f);
+    return path ? rc : 3;
 }

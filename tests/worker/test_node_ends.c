@@ -90,6 +90,10 @@ static void holders_of_a_device(void **state)
     t_int_eq(only_use(&b)->device, 1);
     t_int_eq(only_use(&b)->pid, b.states[0]->pid);
     t_int_eq(only_use(&b)->bytes, 4096);
+    t_true(only_use(&b)->has_sm_pct && only_use(&b)->sm_pct == 0, "no sample of it: it is idle");
+    snprintf(line, sizeof(line), "%d 4096 37", (int)b.states[0]->pid);
+    say_used(procs, line);
+    t_until(b.loop, only_use(&b) && only_use(&b)->sm_pct == 37, WAIT_MS);
     t_mem_eq(only_use(&b)->who->worker.data, b.states[0]->who->worker.data, sizeof(struct fl_worker_id));
     snprintf(line, sizeof(line), "%d -1", (int)getpid()); /* a stranger, on a device that does not count */
     say_used(procs, line);

@@ -12,12 +12,14 @@ struct use {
     uint32_t device;
     int pid, up[UP_MAX]; /* its parents, the nearest first */
     uint64_t bytes;
+    int sm_pct;
 };
 struct told { /* plain, so that two of them compare */
     uint32_t device;
     int pid;
     uint64_t bytes;
     struct fl_seat_ref who;
+    int sm_pct;
     bool known;
 };
 struct holders {
@@ -61,11 +63,15 @@ static void look(struct fl_work *w) /* pool thread */
 
         h->err.status =
             h->uuid[i][0] ? gpu_watch_procs(h->watch, h->uuid[i], procs, &n, &h->err) : FL_OK;
+        if (h->uuid[i][0] && h->err.status == FL_OK)
+            gpu_watch_busy(h->watch, h->uuid[i], procs, n);
         for (size_t k = 0; h->uuid[i][0] && h->err.status == FL_OK && k < n; k++) {
             struct use *u = &h->found[h->n_found++];
 
-            *u =
-                (struct use){ .device = (uint32_t)i, .pid = procs[k].pid, .bytes = procs[k].bytes };
+            *u = (struct use){ .device = (uint32_t)i,
+                               .pid = procs[k].pid,
+                               .bytes = procs[k].bytes,
+                               .sm_pct = procs[k].sm_pct };
             climb(u);
         }
     }
@@ -115,6 +121,7 @@ static void looked(struct fl_work *w, enum fl_status st)
         now[n].device = h->found[n].device;
         now[n].pid = h->found[n].pid;
         now[n].bytes = h->found[n].bytes;
+        now[n].sm_pct = h->found[n].sm_pct;
         now[n].known = o != NULL;
         if (o)
             now[n].who = o->who;
@@ -187,6 +194,8 @@ void node_holders_fill(struct holders *h, Fl__Beat *m)
         u->pid = h->now[i].pid;
         u->has_bytes = h->now[i].bytes != UINT64_MAX;
         u->bytes = u->has_bytes ? h->now[i].bytes : 0;
+        u->has_sm_pct = h->now[i].sm_pct >= 0;
+        u->sm_pct = u->has_sm_pct ? (uint32_t)h->now[i].sm_pct : 0;
         if (h->now[i].known) {
             h->ref[i] = (Fl__SeatRef)FL__SEAT_REF__INIT;
             h->ref[i].worker =
