@@ -1,6 +1,7 @@
-/* Calls over a unix socket against what the bare socket gives, in the same run: one JSON line each.
+/* Calls over a unix socket against what the bare socket gives, and over TCP with TLS against the same without, in the
+ * same run: one JSON line each.
  *
- *     bench_call [seconds of each figure, default 1]
+ *     bench_call [seconds of each figure, default 1] [CERT KEY CA: names 127.0.0.1; without them nothing of TLS]
  *
  * Two processes, as in life. "raw" exchanges frames of the same size over a socket pair with
  * nothing but read and write: the same number outstanding, all that is there in one write. "bulk"
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "transport/call/call.h"
+#include "transport/tls/tls.h"
 
 enum { BODY = 64, FRAME = 32 + BODY, BATCH = 64, BULK = 64 << 20, SAMPLES = 1 << 20 };
 enum { ECHO = 1, TAKE = 2 };
@@ -151,9 +153,13 @@ static void on_accepted(void *arg, struct stream *s)
         die("peer", &err);
 }
 
-static void serve(const char *target, int ready_fd)
+enum { AT = 128 };
+static struct tls_id *certificate; /* NULL: none is given */
+
+static void serve(const char *target, bool tls, int ready_fd)
 {
-    struct stream_to at = { .target = target };
+    struct stream_to at = { .target = target, .tls = tls ? certificate : NULL };
+    char where[AT] = "";
     struct wire_hello me = { .role = "bench" };
     struct stream_server *server;
     struct fl_loop *l;
@@ -162,7 +168,8 @@ static void serve(const char *target, int ready_fd)
     if (fl_loop_create(NULL, &l, &err) != FL_OK ||
         stream_listen(l, &stream_sock, &at, &me, on_accepted, NULL, &server, &err) != FL_OK)
         die("serve", &err);
-    raw_write(ready_fd, "k", 1);
+    snprintf(where, sizeof(where), "%s", stream_server_at(server));
+    raw_write(ready_fd, where, sizeof(where));
     fl_loop_run(l); /* until it is killed */
 }
 
@@ -280,7 +287,7 @@ static void on_opened(void *service, const struct wire_hello *who)
     opened = true;
 }
 
-static pid_t child_of(int pair[2], char *bulk, const char *target)
+static pid_t child_of(int pair[2], char *bulk, const char *target, bool tls)
 {
     pid_t pid;
 
@@ -295,47 +302,40 @@ static pid_t child_of(int pair[2], char *bulk, const char *target)
     }
     close(pair[0]);
     if (target)
-        serve(target, pair[1]);
+        serve(target, tls, pair[1]);
     else if (bulk)
         raw_sink(pair[1], bulk);
     raw_echo(pair[1]);
     _exit(0);
 }
 
-int main(int argc, char **argv)
+static struct call_peer *connect_to(struct fl_loop *l, int serving, bool tls)
 {
     static const struct call_life life = { .opened = on_opened };
-    static const unsigned windows[] = { 1, BATCH };
-    char dir[] = "/tmp/bench-call-XXXXXX", target[64], *bulk = malloc(BULK), ok;
     struct wire_hello me = { .role = "bench" };
-    struct stream_to to = { .target = target };
-    int echo[2], sink[2], serving[2];
-    struct fl_loop *l;
+    char target[AT];
+    struct stream_to to = { .target = target, .tls = tls ? certificate : NULL };
+    struct call_peer *p;
     struct stream *s;
     struct fl_err err;
-    pid_t pids[3];
 
-    span_ns = (uint64_t)((argc > 1 ? atof(argv[1]) : 1.0) * (double)sec);
-    bulk_into = bulk;
-    took_ns = malloc(SAMPLES * sizeof(*took_ns));
-    if (!bulk || !took_ns || !span_ns || !mkdtemp(dir))
-        die("memory, a folder, or a time above 0", NULL);
-    memset(bulk, 1, BULK);
-    snprintf(target, sizeof(target), "unix:%s/s", dir);
-    pids[0] = child_of(echo, NULL, NULL);
-    pids[1] = child_of(sink, bulk, NULL);
-    pids[2] = child_of(serving, NULL, target);
-    if (read(serving[0], &ok, 1) != 1)
+    if (recv(serving, target, sizeof(target), MSG_WAITALL) != sizeof(target))
         die("the process that serves", NULL);
-    if (fl_loop_create(NULL, &l, &err) != FL_OK ||
-        stream_connect(l, &stream_sock, &to, &me, NULL, NULL, &s, &err) != FL_OK ||
-        call_peer_create(s, NULL, 0, &life, NULL, &peer, &err) != FL_OK)
+    opened = false;
+    if (stream_connect(l, &stream_sock, &to, &me, NULL, NULL, &s, &err) != FL_OK ||
+        call_peer_create(s, NULL, 0, &life, NULL, &p, &err) != FL_OK)
         die("connect", &err);
     while (!opened)
         fl_loop_turn(l, -1);
+    return p;
+}
+
+static const unsigned windows[] = { 1, BATCH };
+
+static void against_raw(struct fl_loop *l, int echo, int sink, const char *bulk)
+{
     for (unsigned i = 0; i < FL_LEN(windows); i++) {
-        double p50, p99, raw = raw_rate(echo[0], windows[i]),
-                         calls = call_rate(l, windows[i], &p50, &p99);
+        double p50, p99, raw = raw_rate(echo, windows[i]), calls = call_rate(l, windows[i], &p50, &p99);
 
         printf("{\"bench\":\"call\",\"carrier\":\"unix\",\"outstanding\":%u,\"body_bytes\":%d,"
                "\"calls_per_s\":%.0f,"
@@ -344,20 +344,100 @@ int main(int argc, char **argv)
                windows[i], BODY, calls, p50, p99, raw, calls / raw);
         fflush(stdout);
     }
-    double raw = raw_bulk(sink[0], bulk), got = call_bulk(l, bulk);
+    double raw = raw_bulk(sink, bulk), got = call_bulk(l, bulk);
 
     printf("{\"bench\":\"call_bulk\",\"carrier\":\"unix\",\"blob_bytes\":%d,\"gb_per_s\":%.3f,"
            "\"limit\":\"raw unix socket\",\"limit_gb_per_s\":%.3f,\"ratio\":%.3f}\n",
            BULK, got, raw, got / raw);
-    call_peer_destroy(peer);
+    fflush(stdout);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* In turns, and the middle of each: others of this machine take their time from both. */
+enum { ROUNDS = 5, WITHOUT = 0, WITH = 1 };
+
+static double middle(double of[ROUNDS])
+{
+    qsort(of, ROUNDS, sizeof(*of), by_value);
+    return of[ROUNDS / 2];
+}
+
+static void against_plain(struct fl_loop *l, struct call_peer *const both[2], const char *bulk)
+{
+    double rate[2][ROUNDS], p50[2][ROUNDS], p99;
+
+    for (unsigned i = 0; i < FL_LEN(windows); i++) {
+        for (int k = 0; k < 2 * ROUNDS; k++) {
+            peer = both[k % 2];
+            rate[k % 2][k / 2] = call_rate(l, windows[i], &p50[k % 2][k / 2], &p99);
+        }
+        double with = middle(rate[WITH]), without = middle(rate[WITHOUT]);
+
+        printf("{\"bench\":\"call_tls\",\"carrier\":\"tcp\",\"outstanding\":%u,\"body_bytes\":%d,\"calls_per_s\":%.0f,"
+               "\"p50_us\":%.1f,\"limit\":\"the same without TLS\",\"limit_per_s\":%.0f,\"limit_p50_us\":%.1f,"
+               "\"ratio\":%.3f}\n",
+               windows[i], BODY, with, middle(p50[WITH]), without, middle(p50[WITHOUT]), with / without);
+        fflush(stdout);
+    }
+    for (int k = 0; k < 2 * ROUNDS; k++) {
+        peer = both[k % 2];
+        rate[k % 2][k / 2] = call_bulk(l, bulk);
+    }
+    double with = middle(rate[WITH]), without = middle(rate[WITHOUT]);
+
+    printf("{\"bench\":\"call_tls_bulk\",\"carrier\":\"tcp\",\"blob_bytes\":%d,\"gb_per_s\":%.3f,"
+           "\"limit\":\"the same without TLS\",\"limit_gb_per_s\":%.3f,\"ratio\":%.3f}\n",
+           BULK, with, without, with / without);
+}
+
+int main(int argc, char **argv)
+{
+    char dir[] = "/tmp/bench-call-XXXXXX", target[64], *bulk = malloc(BULK);
+    int echo[2], sink[2], serving[3][2];
+    struct call_peer *peers[3] = { NULL };
+    struct fl_loop *l;
+    struct fl_err err;
+    pid_t pids[5] = { 0 };
+
+    span_ns = (uint64_t)((argc > 1 ? atof(argv[1]) : 1.0) * (double)sec);
+    bulk_into = bulk;
+    took_ns = malloc(SAMPLES * sizeof(*took_ns));
+    if (!bulk || !took_ns || !span_ns || !mkdtemp(dir))
+        die("memory, a folder, or a time above 0", NULL);
+    if (argc > 4 && tls_id_create(argv[2], argv[3], argv[4], &certificate, &err) != FL_OK)
+        die("certificate", &err);
+    memset(bulk, 1, BULK);
+    snprintf(target, sizeof(target), "unix:%s/s", dir);
+    pids[0] = child_of(echo, NULL, NULL, false);
+    pids[1] = child_of(sink, bulk, NULL, false);
+    pids[2] = child_of(serving[0], NULL, target, false);
+    for (int i = 1; certificate && i < 3; i++)
+        pids[2 + i] = child_of(serving[i], NULL, "127.0.0.1:0", i == 2);
+    if (fl_loop_create(NULL, &l, &err) != FL_OK)
+        die("loop", &err);
+    for (int i = 0; i < (certificate ? 3 : 1); i++)
+        peers[i] = connect_to(l, serving[i][0], i == 2);
+    peer = peers[0];
+    against_raw(l, echo[0], sink[0], bulk);
+    if (certificate)
+        against_plain(l, peers + 1, bulk);
+    for (int i = 0; i < 3; i++)
+        call_peer_destroy(peers[i]);
     fl_loop_turn(l, 0);
     fl_loop_destroy(l);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 5 && pids[i]; i++) {
         kill(pids[i], SIGKILL);
         waitpid(pids[i], NULL, 0);
     }
     unlink(target + 5);
     rmdir(dir);
+    tls_id_destroy(certificate);
     free(bulk);
     free(took_ns);
     return 0;
