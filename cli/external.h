@@ -25,6 +25,7 @@ struct external_run { /* on a head of Ray's */
     const char *program, *id;
     const char *programs; /* folder of ours that is there on every node; NULL: they are sent */
     const struct launch *launch; /* whose --num-nodes, --node-gpus and --join-timeout count */
+    const char *pass;            /* --pass-env, or NULL */
     const char *nodes;           /* names of the nodes to take, with commas between, or NULL */
     int64_t devices;           /* that the run needs at least                        */
     const char *const *words;  /* flags of furlong train, ended by NULL              */
@@ -40,5 +41,6 @@ extern const size_t external_n_files;
 /* The libraries of a program by what LD_TRACE_LOADED_OBJECTS prints of it, but those of the C library itself, which
  * each machine has its own of. Calls each(name, path). Pure. */
 void external_libraries(const char *trace, void (*each)(void *arg, const char *name, const char *path), void *arg);
-/* The runtime_env of the job: the package, and the variables that go along. */
-enum fl_status external_env(const char *uri, json_t **out, struct fl_err *err);
+/* The runtime_env of the job: the package, and the variables that go along, pass (--pass-env) among them.
+ * FL_INVALID: one of pass is not set here, or looks like a secret */
+enum fl_status external_env(const char *uri, const char *pass, json_t **out, struct fl_err *err);

@@ -156,14 +156,31 @@ static bool is_proxy(const char *name)
 
 /* What goes along with any job (cli/env.h) and FURLONG_RAY_*, but for proxies, which are for a node to know, and what
  * looks like a secret: Ray shows a job's variables to everybody who sees the job. */
-enum fl_status external_env(const char *uri, json_t **out, struct fl_err *err)
+/* Those of --pass-env that would be dropped without a word. */
+static enum fl_status no_secrets(const char *pass, struct fl_err *err)
+{
+    for (const char *w = pass; w && *w; w += strspn(w, ",")) {
+        char name[256];
+        size_t n = strcspn(w, ",");
+
+        snprintf(name, sizeof(name), "%.*s", (int)n, w);
+        if (fl_name_is_secret(name))
+            return fl_fail(err, FL_INVALID, "--pass-env: %.80s looks like a secret, and Ray shows a job's variables to everybody who may see the job; set it on the nodes", name);
+        w += n;
+    }
+    return FL_OK;
+}
+
+enum fl_status external_env(const char *uri, const char *pass, json_t **out, struct fl_err *err)
 {
     static const char own[] = "FURLONG_RAY_";
     json_t *env = json_pack("{s:s,s:{}}", "working_dir", uri, "env_vars"), *vars = json_object_get(env, "env_vars"), *v;
-    enum fl_status st = vars ? cli_env_pass(env, NULL, err) : fl_fail(err, FL_EXHAUSTED, "no memory to submit");
+    enum fl_status st = vars ? no_secrets(pass, err) : fl_fail(err, FL_EXHAUSTED, "no memory to submit");
     const char *name;
     void *next;
 
+    if (st == FL_OK)
+        st = cli_env_pass(env, pass, err);
     for (char **e = environ; *e && st == FL_OK; e++) {
         char own_name[128];
         size_t n = strcspn(*e, "=");
@@ -225,8 +242,9 @@ static enum fl_status submit(const struct external *x, const struct external_run
     char uri[RAY_PACK_URI_BYTES];
     json_t *body, *env;
 
+    FL_TRY(no_secrets(r->pass, err)); /* before anything is sent */
     FL_TRY(send_package(x, r, uri, err));
-    FL_TRY(external_env(uri, &env, err));
+    FL_TRY(external_env(uri, r->pass, &env, err));
     body = submission(x, r, env);
     enum fl_status st = body ? cli_submit(&x->cluster, body, id, err) : fl_fail(err, FL_EXHAUSTED, "no memory to submit");
     json_decref(body);

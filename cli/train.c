@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "cli/daemons.h"
+#include "cli/env.h"
 #include "cli/external.h"
 #include "cli/interrupt.h"
 #include "cli/job.h"
@@ -29,7 +30,7 @@ struct train {
     struct cli_daemon own[2]; /* of a private cluster: head, node */
     size_t n_own;
     bool own_ended; /* one of them, before the run */
-    const char *given_id, *programs;
+    const char *given_id, *programs, *pass;
 };
 static const struct fl_opt own_opts[] = {
     { FL_OPT_TEXT, "address", .arg = "HOST:PORT", .at = offsetof(struct train, common.address),
@@ -37,6 +38,8 @@ static const struct fl_opt own_opts[] = {
     { FL_OPT_INT, "num-gpus", .arg = "N", .min = 0, .max = 4096, .at = offsetof(struct train, num_gpus),
       .help = "a private cluster's logical devices (default: what the run needs)" },
     { FL_OPT_TEXT, "submission-id", .arg = "ID", .at = offsetof(struct train, given_id), .help = "of its job (default: train_ and eight digits)" },
+    { FL_OPT_TEXT, "pass-env", .arg = "NAME,...", .env = "FURLONG_PASS_ENV", .at = offsetof(struct train, pass),
+      .help = "variables of this shell that go along to the run's processes, besides the proxies and " CLI_PASS_PREFIXES },
     { FL_OPT_TEXT, "ray-programs", .arg = "FOLDER", .env = "FURLONG_RAY_PROGRAMS", .at = offsetof(struct train, programs),
       .help = "on an external Ray: where furlong is on every node (default: it is sent there)" },
     { FL_OPT_SWITCH, "json", .at = offsetof(struct train, common.json),
@@ -226,7 +229,7 @@ static void given_free(struct given *g)
         fl_words_free(g->words[i]);
 }
 
-static json_t *submission(const struct train *t, const struct fl_opts *o)
+static json_t *submission(const struct train *t, const struct fl_opts *o, json_t *env_take)
 {
     const char *words[FL_OPT_MAX + 4] = { "furlong-driver" };
     char run_dir[FL_PATH_MAX + 16], here[4096];
@@ -236,8 +239,8 @@ static json_t *submission(const struct train *t, const struct fl_opts *o)
     words[1] = run_dir;
     (void)given_words(o, false, &given, words, 2);
     char *line = cli_shell_line(words);
-    json_t *body = json_pack("{s:s,s:s,s:{s:s},s:{s:i,s:s,s:s*}}", "entrypoint", line, "submission_id",
-                             t->id, "metadata", "furlong", "train", "furlong", "driver_restarts",
+    json_t *body = json_pack("{s:s,s:s,s:o,s:{s:s},s:{s:i,s:s,s:s*}}", "entrypoint", line, "submission_id",
+                             t->id, "runtime_env", env_take, "metadata", "furlong", "train", "furlong", "driver_restarts",
                              DRIVER_RESTARTS, "run_dir", t->run_dir, "cwd", getcwd(here, sizeof(here)));
 
     free(line);
@@ -251,7 +254,7 @@ static int run_on_ray(struct train *t, const struct fl_opts *o, const struct ext
     const char *words[FL_OPT_MAX + 1] = { 0 };
     char *nodes = NULL;
     struct given given;
-    struct external_run r = { .program = o->program, .id = t->id, .programs = t->programs, .launch = &t->launch, .devices = devices_needed(&t->flags),
+    struct external_run r = { .program = o->program, .id = t->id, .programs = t->programs, .pass = t->pass, .launch = &t->launch, .devices = devices_needed(&t->flags),
                               .words = words, .json = t->common.json, .away_max_ms = AWAY_MS };
     struct fl_err err = { 0 };
     int rc;
@@ -283,24 +286,29 @@ static int run(struct train *t, const struct fl_opts *o)
     struct fl_err err = { 0 };
     char id[CLI_JOB_BYTES] = "";
     bool external = external_asked();
+    json_t *env = json_object(), *body = NULL;
     enum fl_status st = make_id(t, &err);
 
+    if (st == FL_OK)
+        st = env ? cli_env_pass(env, t->pass, &err) : fl_fail(&err, FL_EXHAUSTED, "no memory to submit");
     if (st == FL_OK && external)
         st = launch_may_join(&t->launch, &err); /* before anybody is asked: it would be refused anywhere */
     if (st == FL_OK && external)
         st = external_find(t->common.address, &x, &err);
-    if (st != FL_OK)
-        return cli_failed(o->program, &err);
-    if (external && !x.ours)
-        return run_on_ray(t, o, &x);
+    if (st != FL_OK || (external && !x.ours)) {
+        json_decref(env);
+        return st != FL_OK ? cli_failed(o->program, &err) : run_on_ray(t, o, &x);
+    }
     cli_signals_hold(); /* until they mean the job */
     st = make_run_dir(t, &err);
     if (st == FL_OK)
         st = find_or_start(t, external ? &x.cluster : NULL, &c, &err);
-    json_t *body = st == FL_OK ? submission(t, o) : NULL;
+    if (st == FL_OK)
+        body = submission(t, o, FL_TAKE(env));
     if (st == FL_OK)
         st = body ? cli_submit(&c, body, id, &err) : fl_fail(&err, FL_EXHAUSTED, "no memory to submit");
     json_decref(body);
+    json_decref(env);
     if (st != FL_OK) {
         int rc = cli_failed(o->program, &err);
 

@@ -1,5 +1,6 @@
 /* What goes along to the nodes of an external Ray */
 #include <stdlib.h>
+#include <string.h>
 
 #include "cli/external.h"
 #include "common/base/str.h"
@@ -34,7 +35,7 @@ static void environment(void **state)
 {
     static const struct { const char *name; bool travels; } rows[] = {
         { "NCCL_IB_HCA", true },      { "SGLANG_LOG", true },         { "FURLONG_RAY_PYTHON", true },  { "SGLANG_API_KEY", false },
-        { "T_PATH", false },          { "RAY_AUTH_TOKEN", false },    { "FURLONG_TOKEN_PATH", false }, { "MILES_SCRIPT_EXTERNAL_RAY", false },
+        { "T_PATH", true },           { "RAY_AUTH_TOKEN", false },    { "FURLONG_TOKEN_PATH", false }, { "MILES_SCRIPT_EXTERNAL_RAY", false },
         { "HF_TOKEN", false },        { "https_proxy", false },       { "NO_PROXY", false },           { "FURLONG_RAY_SECRET", false },
     };
     struct fl_err err = { 0 };
@@ -43,11 +44,14 @@ static void environment(void **state)
     (void)state;
     for (size_t i = 0; i < FL_LEN(rows); i++)
         setenv(rows[i].name, "a=b c", 1);
-    t_ok(external_env("gcs://x.zip", &env, &err), &err);
+    t_ok(external_env("gcs://x.zip", "T_PATH", &env, &err), &err);
     t_str_eq(cli_text(env, "working_dir"), "gcs://x.zip");
     for (size_t i = 0; i < FL_LEN(rows); i++)
         t_str_eq(cli_text(json_object_get(env, "env_vars"), rows[i].name), rows[i].travels ? "a=b c" : "", "%s", rows[i].name);
     json_decref(env);
+    env = NULL;
+    t_int_eq(external_env("gcs://x.zip", "T_PATH,HF_TOKEN", &env, &err), FL_INVALID);
+    t_true(!env && strstr(err.text, "HF_TOKEN looks like a secret"), "%s", err.text);
 }
 
 static void files(void **state)

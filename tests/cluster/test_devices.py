@@ -6,6 +6,7 @@ import subprocess
 import harness
 from harness import place, saying, wait_for
 from seats import MIB, Seats, devices, fakes, refused, uuid
+from submitting import BOTH, by_name, job
 
 SPLIT = ["--actor-num-nodes=1", "--actor-num-gpus-per-node=1", "--rollout-num-gpus=1"]
 HELD = {"SEATS_BYTES": str(64 * MIB)}  # a chunk of the arena
@@ -140,11 +141,26 @@ def p33_helpers_came_first():
 
 
 def p35_cores_are_short():
+    """Devices are free and cores are not: who waits is told which, at once, on the terminal that it waits on."""
+    short = "can never fit: 60 CPU asked, 1 node has 16 ("
     with place() as p:
         p.start_head("--num-gpus=8", "--num-cpus=16")
-        p.furlong("job", "submit", "--no-wait", "--entrypoint-num-gpus=6", "--entrypoint-num-cpus=60", "--", "true", check=0)
-        why = wait_for("a reason", lambda: p.furlong("status", "--json").json()["waiting"])[0]["why"]
-        assert why.startswith("can never fit: 60 CPU asked, 1 node has 16 ("), why
+        by_name(p)
+        for program in BOTH:
+            name = f"p35-{program[0]}"
+            at = [f"--address={p.info('h')[0]['http']}"] if program[0] == "ray" else []
+            err = open(f"{p.root}/{name}.err", "w+", encoding="utf-8")
+            c = p.spawn(*program, *at, f"--submission-id={name}", "--entrypoint-num-gpus=6", "--entrypoint-num-cpus=60", "--", "true", stderr=err)
+            told = lambda name=name: [x for x in open(f"{p.root}/{name}.err", encoding="utf-8") if f"job {name} waits: " in x and short in x]
+            wait_for(f"the reason, said to {program[0]}'s user", told, 5)
+            assert short in job(p, name)["why"] and short in p.furlong("status", check=0).out, name
+            p.furlong("job", "stop", name, check=0)
+            c.communicate(timeout=30 * harness.SLOW)
+        p.furlong("stop", check=0)
+        p.start_head("--num-gpus=8", "--num-cpus=4")  # a run takes a share of what cores there are: that alone holds none up
+        s = Seats(p, "--actor-num-nodes=1", "--actor-num-gpus-per-node=6", "--num-gpus-per-node=8", "--debug-train-only=true", launch=("trainer",))
+        assert len(s.up()) == 6, s.said()
+        s.end()
 
 
 def p39_a_quota_of_cores_and_memory():

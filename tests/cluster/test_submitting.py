@@ -286,7 +286,7 @@ def p21_proxies_are_not_for_the_cluster():
 
 def p118_what_goes_along_from_the_shell():
     with hosts(2) as (head, other):
-        head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=0", "--node-name=n1", check=0)
+        head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=1", "--node-name=n1", check=0)
         other.furlong("start", "--address=10.77.0.1:6379", "--num-gpus=1", "--node-name=n2", "--wait=30", check=0)
         mine = {"FOO": "a='b c' d", "NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "no_proxy": "10.0.0.0/8", "HF_HOME": "/data/hf", "WANDB_API_KEY": "s3cret", "BAR": "stays",
                 "NCCL_SOCKET_IFNAME": "of-this-machine", "LINES": "one\ntwo"}
@@ -310,6 +310,21 @@ def p118_what_goes_along_from_the_shell():
                 assert env["no_proxy"] == "10.0.0.0/8", env
             text = head.furlong("job", "env", name, check=0).out
             assert "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1" in text and "s3cret" not in text, text
+            head.furlong("job", "stop", name, check=0)
+        # a run's driver, trainer and engine, on both nodes
+        split = ["--actor-num-nodes=1", "--actor-num-gpus-per-node=1", "--rollout-num-gpus=1", "--num-gpus-per-node=1"]
+        r = head.furlong("train", *split, "--pass-env=NOT_SET_HERE")
+        assert r.code == 2 and "NOT_SET_HERE is not set here" in r.err and "train" not in jobs(head), r
+        run = head.spawn("furlong", "train", "--num-rollout=100000", *split, f"--run-dir={head.root}/run", "--submission-id=train", "--pass-env=FOO,LINES", env=mine,
+                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        roles = lambda: (w := head.furlong("job", "env", "train", "--json").out) and len(w := json.loads(w)["workers"]) == 3 and w
+        workers = wait_for("driver, trainer and engine", roles)
+        assert sorted(w["role"] for w in workers) == ["driver", "rollout", "trainer"] and {w["node"] for w in workers} == {"n1", "n2"}, workers
+        for w in workers:
+            assert all(w["env"][k] == mine[k] for k in ("FOO", "NCCL_IB_HCA", "HF_HOME", "LINES", "no_proxy")), w
+            assert "BAR" not in w["env"] and w["env"]["WANDB_API_KEY"] == "***" and w["env"]["NCCL_SOCKET_IFNAME"] == "=eth0", w
+        head.furlong("job", "stop", "train", check=0)
+        run.communicate(timeout=60 * harness.SLOW)
         for p in (other, head):
             p.furlong("stop", check=0)
 
