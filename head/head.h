@@ -43,6 +43,7 @@ void head_accept(void *head, struct stream *s_take); /* accepted() of stream_lis
 enum fl_status head_key_of(void *head, const struct wire_hello *claims, struct fl_bytes *key,
                            struct fl_err *err);
 enum fl_status head_admit(void *head, const struct wire_hello *peer, struct fl_err *err);
+void head_refused(void *head, const struct fl_err *why); /* refused() of stream_to: said, once in a while */
 struct wire_hello head_hello(const struct head *h);
 /* term_changed runs when a daemon with a higher term was met, and the new term is on disk. */
 void head_on_term(struct head *h, void (*term_changed)(void *arg, const struct fl_term *term),

@@ -200,7 +200,7 @@ static enum fl_status listen_rpc(struct program *p, struct fl_err *err)
      * not. */
     bool closed = !fl_addr_is_loopback(p->rpc_host);
     struct stream_to at = {
-        .target = target, .tls = p->tls, .key_of = closed ? head_key_of : NULL, .admit = head_admit, .says = says
+        .target = target, .tls = p->tls, .key_of = closed ? head_key_of : NULL, .admit = head_admit, .refused = head_refused, .says = says
     };
 
     snprintf(says, sizeof(says), "This is the port that worker daemons join: commands, jobs and browsers go to %s", p->http_at);

@@ -1,4 +1,7 @@
+#include <assert.h>
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "common/base/log.h"
@@ -39,8 +42,6 @@ static void hold(struct node *n)
 static void drop(struct node *n)
 {
     n->left_ms = wall_ms();
-    if (n->up)
-        uplink_close(n->up, FL_STALE, "fenced: silent for too long");
     head_resources_changed(n->head);
 }
 
@@ -116,18 +117,42 @@ bool nodes_all_in(struct head *h)
     return true;
 }
 
+/* On disk. What it says may not arrive here while what is said to it does: then it ends at once what it runs, as it would
+ * when it came back. */
+static void fenced(struct after *a, enum fl_status st, const struct fl_err *err)
+{
+    struct fl_node_id id;
+    struct node *n;
+    Fl__Shutdown m = FL__SHUTDOWN__INIT;
+
+    memcpy(&id, a->key, sizeof(id));
+    n = st == FL_OK ? node_find(a->head, &id) : NULL;
+    if (st != FL_OK)
+        fl_error("that a node is fenced could not be kept why=\"%s\"", err->text);
+    if (n && n->state == NODE_LOST && n->up) {
+        m.why = (char *)(uintptr_t)"the head heard nothing of it for too long";
+        (void)node_tell(n, FL_NODE_FENCED, &m, NULL); /* or it hears so when it comes back */
+        uplink_close(n->up, FL_STALE, "fenced: silent for too long");
+    }
+    free(a);
+}
+
 /* Once: the record is what frees its leases and ends its seats. */
 static void fence(struct node *n, uint64_t silent_ms)
 {
     Fl__NodeRec rec = *n->rec;
+    struct after *a = after_new(n->head, fenced);
     struct fl_err err;
     char why[128];
+
+    static_assert(sizeof(struct fl_node_id) <= sizeof(a->key), "an id fits");
+    memcpy(a->key, n->rec->who->id.data, sizeof(struct fl_node_id));
 
     snprintf(why, sizeof(why), "was silent for %" PRIu64 " ms and is fenced", silent_ms);
     rec.has_fate = true;
     rec.fate = FL__NODE_FATE__NODE_FENCED;
     rec.why = why;
-    if (head_record(n->head, REC_NODE, &rec, NULL, &err) != FL_OK) {
+    if (head_record(n->head, REC_NODE, &rec, a, &err) != FL_OK) {
         fl_warn("node cannot be fenced yet node=%s why=\"%s\"", n->rec->name, err.text);
         return;
     }

@@ -246,6 +246,11 @@ struct head {
     size_t decision_bytes;
     struct heard *heard;
     struct uplink *uplinks;
+    struct { /* the last one that did not get in and was said so */
+        uint64_t ns;
+        enum fl_status status;
+        unsigned unsaid; /* since */
+    } refused;
     uint64_t used_ns, used_ms; /* of CPU, when /metrics was asked last */
     struct dial *dials; /* nodes that are being dialled back */
     uint64_t next_job, next_lease, last_lease;

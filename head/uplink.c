@@ -244,6 +244,25 @@ enum fl_status head_admit(void *head, const struct wire_hello *peer, struct fl_e
     return FL_OK;
 }
 
+/* One that comes again and again, as daemons do, is said once a minute. Who hung up was refused nothing. */
+void head_refused(void *head, const struct fl_err *why)
+{
+    enum { AGAIN_S = 60 };
+    struct head *h = head;
+    uint64_t now_ns = fl_loop_now_ns(h->loop);
+
+    if (why->status == FL_UNREACHABLE || why->status == FL_CANCELLED)
+        return;
+    if (h->refused.status == why->status && now_ns - h->refused.ns < AGAIN_S * 1000000000ull) {
+        h->refused.unsaid++;
+        return;
+    }
+    fl_warn("somebody is not let in why=\"%s\" unsaid_before=%u", why->text, h->refused.unsaid);
+    h->refused.ns = now_ns;
+    h->refused.status = why->status;
+    h->refused.unsaid = 0;
+}
+
 static void raised(struct after *a, enum fl_status st, const struct fl_err *err)
 {
     struct head *h = a->head;

@@ -19,6 +19,7 @@ enum fl_method {
     FL_DELIVER = 37,       /* event Deliver                  */
     FL_NODE_SHUTDOWN = 38, /* Shutdown -> empty              */
     FL_WORKER_ENV = 39,    /* WorkerEnvAsk -> WorkerEnv      */
+    FL_NODE_FENCED = 40,   /* event Shutdown: this node was given up, and ends what it runs */
     /* worker to daemon */
     FL_WORKER_READY = 64,  /* WorkerReady -> empty           */
     FL_METRIC = 65,        /* event Metric                   */

@@ -61,33 +61,38 @@ def p102_the_head_comes_back_at_another_address():
 
 
 def p103_a_way_that_is_open_on_one_side():
-    """What a node says does not arrive any more, what the head says does: both sides come to the same end in time."""
+    """What a node says does not arrive any more: both sides come to the same end in time. What the head says still arrives, or
+    nothing does: then the node's own clock (--orphan-timeout) is what ends its work, or the word that it hears on its return."""
     if not shutil.which("iptables"):
         raise harness.Skip("no iptables here")
     silent = 2
-    for own_end in (False, True):
-        with harness.saying("with --orphan-timeout" if own_end else "by default"), hosts(2) as (head, other):
+    for cut, own_clock in (("node to head", False), ("both ways", False), ("both ways", True)):
+        with harness.saying(f"{cut}, {'with --orphan-timeout' if own_clock else 'by default'}"), hosts(2) as (head, other):
             head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=0", "--node-name=n1", env={"FURLONG_NODE_SILENT_MS": f"{silent}000"}, check=0)
-            if own_end:
-                other.spawn("furlong-node", "--address=10.77.0.1:6379", "--node-name=n2", "--num-gpus=1", f"--orphan-timeout={silent}",
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                wait_for("n2", lambda: state(head, "n2") == "READY", 30)
-            else:
-                other.furlong("start", "--address=10.77.0.1:6379", "--num-gpus=1", "--node-name=n2", "--wait=30", check=0)
+            other.spawn("furlong-node", "--address=10.77.0.1:6379", "--node-name=n2", "--num-gpus=1", f"--orphan-timeout={silent if own_clock else 0}",
+                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            wait_for("n2", lambda: state(head, "n2") == "READY", 30)
             head.spawn("furlong", "job", "submit", "--entrypoint-num-gpus=1", "--", "sh", "-c", f"echo $$ > {other.root}/pid; sleep 1000")
             pid = int(wait_for("the job on n2", lambda: os.path.exists(f"{other.root}/pid") and open(f"{other.root}/pid", encoding="ascii").read().strip()))
-            rule = lambda what: subprocess.run(["ip", "netns", "exec", other.netns, "iptables", what, "OUTPUT", "-d", "10.77.0.1", "-j", "DROP"],
-                                               check=True, capture_output=True)
-            rule("-A")
+
+            def way(what, sides=(("OUTPUT", "-d"), ("INPUT", "-s"))[:1 if cut == "node to head" else 2]):
+                for chain, whom in sides:
+                    subprocess.run(["ip", "netns", "exec", other.netns, "iptables", what, chain, whom, "10.77.0.1", "-j", "DROP"], check=True, capture_output=True)
+            way("-A")
             wait_for("the head's verdict", lambda: state(head, "n2") == "LOST", 30)
-            if own_end:  # the node's own, without a word from anybody
-                wait_for("the end of its work", lambda: not alive(pid), 60)
+            if cut == "both ways" and not own_clock:
+                wait_for("the node's word", lambda: other.info("n") and not other.info("n")[0]["joined"], 60)
+                assert alive(pid), "nobody told it"
+                way("-D")
+            wait_for("the end of its work", lambda: not alive(pid), 30)
+            if own_clock:
                 continue
-            wait_for("the node's word", lambda: other.info("n") and not other.info("n")[0]["joined"], 60)
-            assert alive(pid), "nobody told it"
-            rule("-D")
-            wait_for("the end of its work", lambda: not alive(pid), 60)
+            if cut == "node to head":
+                assert state(head, "n2") == "LOST", "the way is still shut: it heard so by the other one"
+                way("-D")
             wait_for("n2 back", lambda: state(head, "n2") == "READY", 60)
+            r = head.furlong("job", "submit", "--working-dir=/", "--entrypoint-num-gpus=1", "--", "echo $FURLONG_NODE", check=0)
+            assert r.out == "n2\n", r
 
 
 def other_release(p):
@@ -117,6 +122,24 @@ def p108_another_release_of_the_same_protocol():
         assert r.code == 0 and note in r.err, r
         assert {n["name"]: n["state"] for n in p.furlong("list", "nodes", "--json").json()}["n2"] == "READY"
         assert p.furlong("job", "submit", "--entrypoint-num-gpus=1", "--", "echo", "ran", check=0).out.count("ran") == 1
+
+
+def p108_another_protocol():
+    """A whole daemon of the next protocol: refused with both versions and its name, where it was started and where the head writes."""
+    with place() as p:
+        d = f"{p.root}/next"
+        os.makedirs(d)
+        for name in os.listdir(BIN):
+            if name.startswith("furlong") and os.path.isfile(f"{BIN}/{name}"):
+                os.symlink(f"{BIN}/{name}" if name != "furlong-node" else os.environ["FURLONG_NODE_NEXT"], f"{d}/{name}")
+        p.start_head("--num-gpus=0", "--node-name=n1")
+        own = subprocess.run([f"{BIN}/furlong", "--version"], capture_output=True, text=True).stdout.split()[-1]
+        r = p.furlong("start", f"--address={p.info('h')[0]['address']}", "--node-name=n2", "--num-gpus=1", f"--state-dir={p.root}/n2", env={"FURLONG_BIN_DIR": d})
+        both = f"the peer (node {own}) speaks version 2.0 of the protocol and this side ({own}) 1.0: use the same release on both"
+        assert r.code == 1 and r.err.count("\n") == 1 and "node n2 cannot join: " in r.err and both in r.err, r
+        with open(f"{p.root}/s/logs/furlong-head.log", encoding="utf-8") as f:
+            assert f.read().count(both) == 1
+        assert [n["name"] for n in p.furlong("list", "nodes", "--json").json()] == ["n1"] and len(p.info("n")) == 1
 
 
 def p109_two_installs():

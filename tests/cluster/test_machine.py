@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import harness
-from harness import BIN, Place, hosts, place
+from harness import BIN, Place, hosts, place, wait_for
 
 
 def under(p, *words):
@@ -25,9 +25,15 @@ def p105_low_open_file_limit():
         pid = p.info("n")[0]["pid"]
         limits = open(f"/proc/{pid}/limits", encoding="ascii").read()
         assert [x.split()[3:5] for x in limits.splitlines() if x.startswith("Max open files")] == [["4096", "4096"]], limits
-        seen = p.furlong("job", "submit", "--", "sh", "-c", "ulimit -Sn; ulimit -Hn", check=0).out.split()
-        assert seen == ["4096", "4096"], "what the daemon raised is its workers' too"
         assert "open files raised from=256 to=4096" in open(f"{p.root}/s/logs/furlong-node.log", encoding="utf-8").read()
+        os.mkfifo(f"{p.root}/until")
+        for i in range(64):
+            p.http("/api/jobs/", {"entrypoint": f"ulimit -Sn; ulimit -Hn; read x < {p.root}/until; true", "submission_id": f"w{i}"})
+        logs = [f"/api/furlong/jobs/w{i}/log" for i in range(64)]
+        wait_for("64 workers at once", lambda: all(p.http(x, raw=True) == b"4096\n4096\n" for x in logs), 60)  # what the daemon raised is its workers' too
+        assert len(os.listdir(f"/proc/{pid}/fd")) > 256, "they would have done with what the shell gives"
+        os.close(os.open(f"{p.root}/until", os.O_WRONLY))
+        wait_for("their end", lambda: {j["status"] for j in p.http("/api/jobs/")} == {"SUCCEEDED"}, 60)
         p.furlong("stop", check=0)
 
 

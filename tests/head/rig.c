@@ -395,11 +395,20 @@ static void on_shutdown(void *arg, struct call_req *req, const struct wire_msg *
     fl_str_fini(&buf);
 }
 
+static void on_fenced(void *arg, struct call_req *req, const struct wire_msg *m)
+{
+    struct fake *f = arg;
+
+    (void)m;
+    t_true(!req, "nobody waits for its answer");
+    f->told_fenced++;
+}
+
 static const struct call_method methods[] = {
     { FL_LEASE_PREPARE, "prepare", on_prepare },   { FL_LEASE_COMMIT, "commit", on_commit },
     { FL_LEASE_RELEASE, "release", on_release },   { FL_WORKER_START, "start", on_start },
     { FL_WORKER_STOP, "stop", on_stop },           { FL_DELIVER, "deliver", on_deliver },
-    { FL_NODE_SHUTDOWN, "shutdown", on_shutdown },
+    { FL_NODE_SHUTDOWN, "shutdown", on_shutdown }, { FL_NODE_FENCED, "fenced", on_fenced },
 };
 
 /* ---- its life ---- */

@@ -50,6 +50,7 @@ struct fake { /* a daemon */
     unsigned gpus;
     struct fl_term highest;
     bool open, joined, fenced, closed;
+    unsigned told_fenced;
     enum fl_status join_status;
     char join_text[256];
     uint32_t dial_port; /* 0: it asks for no dial-back */

@@ -175,6 +175,7 @@ static void a_silent_node_is_fenced_once(void **unused)
     t_int_eq(n->state, NODE_LOST);
     t_int_eq(n->rec->fate, FL__NODE_FATE__NODE_FENCED);
     UNTIL(&r, a.peer == NULL);
+    t_int_eq(a.told_fenced, 1, "on the way that may still be open");
     fake_connect(&a);
     fake_join(&a);
     t_true(a.fenced, "it hears so");

@@ -197,11 +197,10 @@ static void a_new_daemon_adopts(void **state)
     bed_fini(&b);
 }
 
-static void a_fenced_node_ends_what_it_ran(void **state)
+static void fenced_node(bool told)
 {
     struct bed b;
 
-    (void)state;
     bed_join(&b);
     t_int_eq(lease(&b, 41, 10000, 0), FL_OK);
     t_int_eq(lease_ids(&b, FL_LEASE_COMMIT, 41), FL_OK);
@@ -209,15 +208,27 @@ static void a_fenced_node_ends_what_it_ran(void **state)
     t_until(b.loop, b.changes == 1 && logged(&b, "ready"), WAIT_MS);
     int pid = b.states[0]->pid, child = atoi(strstr(b.log.data, "ready ") + 6);
 
-    b.fence_next = true;
-    head_restart(&b);
-    t_until(b.loop, b.joins == 3, WAIT_MS);
+    if (told) {
+        t_int_eq(call_event(b.up, FL_NODE_FENCED, 0, (struct fl_bytes){ 0 }, NULL), FL_OK);
+        t_until(b.loop, b.joins == 2, WAIT_MS);
+    } else {
+        b.fence_next = true;
+        head_restart(&b);
+        t_until(b.loop, b.joins == 3, WAIT_MS);
+    }
     t_true(!alive(pid) && !alive(child));
     t_int_eq(b.from.start, 2);
     t_int_eq(b.join->n_workers, 0);
     t_int_eq(b.join->n_leases, 0);
     t_int_eq(b.changes, 1, "what was fenced is not reported");
     bed_fini(&b);
+}
+
+static void a_fenced_node_ends_what_it_ran(void **state)
+{
+    (void)state;
+    fenced_node(false); /* hears so when it comes back */
+    fenced_node(true);  /* its head still reaches it   */
 }
 
 static void an_older_head_is_not_joined(void **state)

@@ -36,6 +36,8 @@ enum {
     LOOK_MS = 2000,          /* to find out why TLS was not to be      */
     SETTLE_MS = 5000,        /* gRPC's own limit is WIRE_AGAIN_MAX_MS  */
     KEEP_MS = 10000,
+    KEEP_TIMEOUT_MS = 20000, /* longer than a head's silence of 15 s: its word that a node was given up still finds the connection */
+    SERVER_KEEP_MS = 60000,
     KNOCKS = 256 /* connections that have said nothing yet */
 };
 #define METHOD "/furlong.Wire/Stream"
@@ -190,7 +192,7 @@ static const grpc_arg channel_args[] = {
     ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 8),
     ARG(GRPC_ARG_MAX_METADATA_SIZE, 8 << 10),
     ARG(GRPC_ARG_KEEPALIVE_TIME_MS, KEEP_MS),
-    ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEP_MS),
+    ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEP_TIMEOUT_MS),
     ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
     ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
     ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, KEEP_MS / 2),
@@ -209,6 +211,19 @@ static const grpc_arg channel_args[] = {
 #undef ARG
 };
 static const grpc_channel_args args = { FL_LEN(channel_args), (grpc_arg *)(uintptr_t)channel_args };
+
+/* A server pings late. Where what a client says does not arrive but what is said to it does, TCP sends nothing behind a
+ * ping that nobody acknowledges, and the word that the client was given up is what has to get through. */
+static grpc_server *server_create(void)
+{
+    grpc_arg own[FL_LEN(channel_args)];
+
+    memcpy(own, channel_args, sizeof(own));
+    for (size_t i = 0; i < FL_LEN(own); i++)
+        if (strcmp(own[i].key, GRPC_ARG_KEEPALIVE_TIME_MS) == 0)
+            own[i].value.integer = SERVER_KEEP_MS;
+    return grpc_server_create(&(grpc_channel_args){ FL_LEN(own), own }, NULL);
+}
 
 /* ---- a line */
 
@@ -927,7 +942,7 @@ static enum fl_status rpc_listen(struct fl_loop *l, const struct stream_to *at, 
     grpc_metadata_array_init(&p->metadata);
     tag_init(&p->next, l, p, called);
     tag_init(&p->down, l, p, port_down);
-    p->server = grpc_server_create(&args, NULL);
+    p->server = server_create();
     grpc_server_register_completion_queue(p->server, hub.cq, NULL);
     p->creds = server_creds(at->tls);
     st = port_open(p, at, fd, err);

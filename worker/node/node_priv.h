@@ -146,6 +146,7 @@ void node_uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const c
                         double value);
 void node_uplink_forget_metrics(struct uplink *u, const struct fl_seat_ref *who);
 void node_uplink_may(struct uplink *u);    /* no strays any more: go on */
+void node_uplink_fenced(struct uplink *u, const char *why); /* the head says so: ends everything, then joins anew */
 void node_uplink_purged(struct uplink *u); /* nothing runs any more: join anew, as the next start */
 void node_uplink_leave(struct uplink *u, const char *why,
                        void (*left)(struct node *n)); /* tells the head */

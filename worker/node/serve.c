@@ -357,6 +357,18 @@ static void on_shutdown(void *service, struct call_req *req, const struct wire_m
     fl__shutdown__free_unpacked(m, NULL);
 }
 
+static void on_fenced(void *service, struct call_req *req, const struct wire_msg *w)
+{
+    struct node *n = service;
+    Fl__Shutdown *m = decode(n, req, w, &fl__shutdown__descriptor);
+
+    if (!m)
+        return;
+    done(req);
+    node_uplink_fenced(n->up, m->why && *m->why ? m->why : "the head gave this node up");
+    fl__shutdown__free_unpacked(m, NULL);
+}
+
 const struct call_method node_serve_methods[] = {
     { FL_LEASE_PREPARE, "lease_prepare", on_prepare, NULL, NULL },
     { FL_LEASE_COMMIT, "lease_commit", on_commit, NULL, NULL },
@@ -366,5 +378,6 @@ const struct call_method node_serve_methods[] = {
     { FL_DELIVER, "deliver", on_deliver, NULL, NULL },
     { FL_NODE_SHUTDOWN, "node_shutdown", on_shutdown, NULL, NULL },
     { FL_WORKER_ENV, "worker_env", on_worker_env, NULL, NULL },
+    { FL_NODE_FENCED, "node_fenced", on_fenced, NULL, NULL },
 };
 const size_t node_serve_n_methods = FL_LEN(node_serve_methods);

@@ -105,7 +105,9 @@ static void come_back(struct uplink *u, const struct fl_err *why)
     u->last = *why;
     hang_up(u);
     if (!u->ever && hopeless(why->status)) {
-        node_fail(n, why);
+        if (why->status == FL_UNSUPPORTED)
+            (void)fl_wrap(&u->last, why->status, "node %s cannot join", n->name);
+        node_fail(n, &u->last);
         return;
     }
     if (!u->away_said)
@@ -207,6 +209,12 @@ static void purge(struct uplink *u, const char *why)
     u->state = UP_PURGING;
     hang_up(u);
     node_fenced(u->node); /* comes back by node_uplink_purged(), at once when nothing runs */
+}
+
+void node_uplink_fenced(struct uplink *u, const char *why)
+{
+    if (u->state == UP_JOINED)
+        purge(u, why);
 }
 
 void node_uplink_purged(struct uplink *u)
