@@ -88,16 +88,19 @@ struct how {
     const char *cwd;
     int seat_fd;
     const char *preload; /* LD_PRELOAD=... */
+    const char *script;  /* a shell's, instead of all of it */
+    int stop_signal;
 };
 
 static enum fl_status bed_try(struct bed *b, struct how h, struct fl_err *err)
 {
     const char *argv[] = { h.path ? h.path : victim_path, h.word, h.arg, NULL };
+    const char *shell[] = { "/bin/sh", "-c", h.script, NULL };
     const char *env[] = { "PATH=/usr/bin:/bin", "HELLO=there", h.preload, NULL };
     struct proc_spec s = {
         .who = seat_of(n_beds),
         .keeper = keeper_path,
-        .argv = argv,
+        .argv = h.script ? shell : argv,
         .env = env,
         .cwd = h.cwd,
         .dir = b->dir,
@@ -108,6 +111,7 @@ static enum fl_status bed_try(struct bed *b, struct how h, struct fl_err *err)
         .term_ms = h.term_ms ? h.term_ms : 5000,
         .kill_ms = h.kill_ms ? h.kill_ms : 5000,
         .orphan_ms = h.orphan_ms,
+        .stop_signal = h.stop_signal,
         .seat_fd = h.seat_fd ? h.seat_fd : -1,
     };
 
@@ -302,24 +306,10 @@ static void a_stop_waits_for_the_whole_tree(void **state)
 {
     char script[600];
     struct bed b;
-    struct fl_err err;
 
     (void)state;
-    bed_init(&b);
     snprintf(script, sizeof(script), "trap 'exit 0' TERM; %s saver & wait; wait", victim_path);
-    const char *argv[] = { "/bin/sh", "-c", script, NULL }, *env[] = { "PATH=/bin", NULL };
-    struct proc_spec s = { .who = seat_of(n_beds),
-                           .keeper = keeper_path,
-                           .argv = argv,
-                           .env = env,
-                           .dir = b.dir,
-                           .out_path = b.out,
-                           .err_path = b.err,
-                           .term_ms = 10000,
-                           .kill_ms = 1000,
-                           .seat_fd = -1 };
-
-    t_ok(proc_keeper.start(b.loop, &s, &user, &b, &b.proc, &err), &err);
+    bed_start(&b, (struct how){ .script = script, .term_ms = 10000, .kill_ms = 1000 });
     t_until(b.loop, said_ready(&b), WAIT_MS);
     proc_keeper.stop(b.proc, PROC_STOPPED, NULL, 10000);
     t_until(b.loop, b.n_gone, WAIT_MS);
@@ -334,31 +324,17 @@ static void a_stop_begins_with_the_signal_of_the_spec(void **state)
     static const struct {
         int signal, code;
     } rows[] = { { 0, 43 }, { SIGTERM, 43 }, { SIGINT, 42 } };
-    const char *argv[] = {
-        "/bin/sh", "-c",
-        "trap 'exit 42' INT; trap 'exit 43' TERM; echo ready $$; while :; do sleep 0.01; done", NULL
-    };
-    const char *env[] = { "PATH=/usr/bin:/bin", NULL };
+    static const char script[] =
+        "trap 'exit 42' INT; trap 'exit 43' TERM; echo ready $$; while :; do sleep 0.01; done";
 
     (void)state;
     for (unsigned i = 0; i < FL_LEN(rows); i++) {
         struct bed b;
-        struct fl_err err;
 
-        bed_init(&b);
-        struct proc_spec s = { .who = seat_of(n_beds),
-                               .keeper = keeper_path,
-                               .argv = argv,
-                               .env = env,
-                               .dir = b.dir,
-                               .out_path = b.out,
-                               .err_path = b.err,
-                               .term_ms = 10000,
-                               .kill_ms = 1000,
-                               .stop_signal = rows[i].signal,
-                               .seat_fd = -1 };
-
-        t_ok(proc_keeper.start(b.loop, &s, &user, &b, &b.proc, &err), &err);
+        bed_start(&b, (struct how){ .script = script,
+                                    .term_ms = 10000,
+                                    .kill_ms = 1000,
+                                    .stop_signal = rows[i].signal });
         t_until(b.loop, said_ready(&b), WAIT_MS);
         proc_keeper.stop(b.proc, PROC_STOPPED, NULL, 10000);
         t_until(b.loop, b.n_gone, WAIT_MS);
