@@ -1,4 +1,9 @@
 /* The judges of `furlong doctor`: numbers in, a sentence and its remedy out */
+#include <netinet/in.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "tests/t.h"
 #include "worker/doctor/doctor.h"
 
@@ -137,11 +142,32 @@ static void this_machine(void **state)
     t_true(head, "nobody is at port 1");
 }
 
+/* A head that is asked for by its name is tried as one by its address is. */
+static void a_head_has_a_name(void **state)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t len = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct doctor_list l = { 0 };
+    char head[32];
+    size_t i = 0;
+
+    (void)state;
+    t_true(bind(fd, (struct sockaddr *)&at, len) == 0 && listen(fd, 8) == 0 && getsockname(fd, (struct sockaddr *)&at, &len) == 0);
+    snprintf(head, sizeof(head), "localhost:%u", ntohs(at.sin_port));
+    doctor_look(&(struct doctor_ask){ .head = head, .state_dir = t_tmp() }, &l);
+    while (i < l.n && strcmp(l.all[i].check, "head") != 0)
+        i++;
+    t_true(i < l.n && l.all[i].state == DOCTOR_OK, "%s", i < l.n ? l.all[i].text : "not looked at");
+    close(fd);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(shm), cmocka_unit_test(open_files), cmocka_unit_test(file_systems), cmocka_unit_test(nccl),
         cmocka_unit_test(ports_and_clock), cmocka_unit_test(a_full_list_stays_whole), cmocka_unit_test(this_machine),
+        cmocka_unit_test(a_head_has_a_name),
     };
 
     return t_run("doctor", tests);

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <glob.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
@@ -195,72 +196,68 @@ static void look_port(const char *what, uint16_t port, struct doctor_list *l)
 }
 
 /* ==== addresses ==================================================================================== */
+/* 0, or why not, as errno tells it. */
+static int dial(const struct sockaddr *to, socklen_t len)
+{
+    int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), e = 0;
+    struct pollfd p = { .fd = fd, .events = POLLOUT };
+    socklen_t size = sizeof(e);
+
+    if (fd < 0)
+        return errno;
+    if (connect(fd, to, len) < 0)
+        e = errno;
+    if (e == EINPROGRESS) {
+        e = ETIMEDOUT;
+        if (poll(&p, 1, DIAL_MS) > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &size) < 0)
+            e = errno;
+    }
+    close(fd);
+    return e;
+}
+
 /* A listener on the own address that is dialled by that address: what every peer of this node does. */
 static bool dials_back(const char *ip, char *why, size_t cap)
 {
     struct sockaddr_storage a = { 0 };
+    struct sockaddr *at = (struct sockaddr *)&a;
     struct sockaddr_in *v4 = (struct sockaddr_in *)&a;
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&a;
     bool six = inet_pton(AF_INET6, ip, &v6->sin6_addr) == 1;
     socklen_t len = six ? sizeof(*v6) : sizeof(*v4);
-    int l = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int c = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), e = 0;
-    bool ok = false;
+    int l = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), e;
 
     a.ss_family = six ? AF_INET6 : AF_INET;
     if (!six)
         (void)inet_pton(AF_INET, ip, &v4->sin_addr);
-    if (bind(l, (struct sockaddr *)&a, len) < 0 || listen(l, 1) < 0 || getsockname(l, (struct sockaddr *)&a, &len) < 0) {
+    if (l < 0 || bind(l, at, len) < 0 || listen(l, 1) < 0 || getsockname(l, at, &len) < 0)
         e = errno;
-    } else {
-        struct pollfd p = { .fd = c, .events = POLLOUT };
-        socklen_t el = sizeof(e);
-
-        ok = connect(c, (struct sockaddr *)&a, len) == 0;
-        if (!ok && errno == EINPROGRESS && poll(&p, 1, DIAL_MS) > 0)
-            ok = getsockopt(c, SOL_SOCKET, SO_ERROR, &e, &el) == 0 && e == 0;
-        else if (!ok)
-            e = ETIMEDOUT;
-    }
-    snprintf(why, cap, "%s", ok ? "" : strerror(e));
+    else
+        e = dial(at, len);
     if (l >= 0)
         close(l);
-    if (c >= 0)
-        close(c);
-    return ok;
+    snprintf(why, cap, "%s", e ? strerror(e) : "");
+    return !e;
 }
 
 static bool reaches(const char *head, char *why, size_t cap)
 {
-    char host[256], *port;
-    struct sockaddr_storage a = { 0 };
-    struct sockaddr_in *v4 = (struct sockaddr_in *)&a;
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&a;
+    struct addrinfo want = { .ai_socktype = SOCK_STREAM }, *list = NULL;
+    char host[256], port[8];
+    struct fl_err err = { 0 };
+    int e = 0;
 
-    (void)FL_COPY(host, head[0] == '[' ? head + 1 : head);
-    port = strrchr(host, ':');
-    *port++ = 0;
-    if (port[-2] == ']')
-        port[-2] = 0;
-    bool six = inet_pton(AF_INET6, host, &v6->sin6_addr) == 1;
+    if (fl_addr_split("--address", head, host, port, &err) != FL_OK)
+        return snprintf(why, cap, "%s", err.text) < 0;
+    int rc = getaddrinfo(host, port, &want, &list);
 
-    a.ss_family = six ? AF_INET6 : AF_INET;
-    if (six)
-        v6->sin6_port = htons((uint16_t)atoi(port));
-    else if (inet_pton(AF_INET, host, &v4->sin_addr) == 1)
-        v4->sin_port = htons((uint16_t)atoi(port));
-    else
-        return snprintf(why, cap, "a name: only addresses are tried") < 0;
-    int fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), e = ETIMEDOUT;
-    struct pollfd p = { .fd = fd, .events = POLLOUT };
-    socklen_t el = sizeof(e);
-    bool ok = connect(fd, (struct sockaddr *)&a, six ? sizeof(*v6) : sizeof(*v4)) == 0;
-
-    if (!ok && errno == EINPROGRESS && poll(&p, 1, DIAL_MS) > 0)
-        ok = getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &el) == 0 && e == 0;
-    snprintf(why, cap, "%s", ok ? "" : strerror(e));
-    close(fd);
-    return ok;
+    for (struct addrinfo *i = list; i; i = i->ai_next)
+        if ((e = dial(i->ai_addr, i->ai_addrlen)) == 0)
+            break;
+    if (list)
+        freeaddrinfo(list);
+    snprintf(why, cap, "%s", rc ? gai_strerror(rc) : e ? strerror(e) : "");
+    return !rc && !e;
 }
 
 static void look_addresses(const char *head, struct doctor_list *l)
