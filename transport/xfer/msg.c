@@ -243,6 +243,32 @@ void msg_reply_state(struct call_req *req, const struct xfer_state *s, struct fl
     msg_reply(req, &r.base, blob);
 }
 
+void msg_reply_report(struct call_req *req, const Fl__XferReconcile *m, struct xfer_state *s,
+                      struct fl_bytes image, struct fl_bytes digests)
+{
+    uint64_t known[2];
+    struct fl_err err = { 0 };
+
+    if (m->has_known && msg_read_hash(m->known, known) && known[0] == s->manifest[0] &&
+        known[1] == s->manifest[1])
+        image.len = 0;
+    s->manifest_bytes = image.len;
+    s->digest_bytes = digests.len;
+    char *blob = malloc(image.len + digests.len + 1);
+
+    if (!blob) {
+        fl_fail(&err, FL_EXHAUSTED, "no memory for a report of %zu bytes", image.len + digests.len);
+        call_fail(req, &err);
+        return;
+    }
+    if (image.len)
+        memcpy(blob, image.data, image.len);
+    if (digests.len)
+        memcpy(blob + image.len, digests.data, digests.len);
+    msg_reply_state(req, s, (struct fl_bytes){ blob, image.len + digests.len });
+    free(blob);
+}
+
 static bool read_parts(const Fl__XferReport *r, struct xfer_state *s)
 {
     s->has_manifest = r->has_manifest;

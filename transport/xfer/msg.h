@@ -26,6 +26,9 @@ struct xfer_state { /* XferReport, decoded */
 enum fl_status msg_pack(const ProtobufCMessage *m, struct fl_bytes *out, struct fl_err *err);
 void msg_reply(struct call_req *req, const ProtobufCMessage *m, struct fl_bytes blob);
 void msg_reply_state(struct call_req *req, const struct xfer_state *s, struct fl_bytes blob);
+/* To RECONCILE: the manifest's image, unless whoever asks knows it, and digests. */
+void msg_reply_report(struct call_req *req, const Fl__XferReconcile *m, struct xfer_state *s,
+                      struct fl_bytes image, struct fl_bytes digests);
 /* FL_CORRUPT: not a report, or its blob is shorter than it says. */
 enum fl_status msg_read_state(const struct wire_msg *m, struct xfer_state *out, struct fl_err *err);
 

@@ -160,29 +160,14 @@ static void answer_when_due(struct xfer_sink *s, struct call_req *req, uint16_t 
 
 static void serve_reconcile(struct xfer_sink *s, struct call_req *req, const Fl__XferReconcile *m)
 {
+    bool tells = s->rx.has_version && !m->brief;
     struct xfer_state st;
-    uint64_t known[2] = { 0, 0 };
-    char *blob;
 
     sink_state(s, &st);
-    if (!m->has_known || !msg_read_hash(m->known, known) || known[0] != s->want->hash[0] ||
-        known[1] != s->want->hash[1])
-        st.manifest_bytes = s->image_bytes;
     st.all_in = false; /* of an epoch that whoever asks did not begin */
-    st.digest_bytes = s->rx.has_version && !m->brief ? s->want->n_tensors * sizeof(*s->digests) : 0;
-    blob = malloc(st.manifest_bytes + st.digest_bytes + 1);
-    if (!blob) {
-        struct fl_err err = { 0 };
-
-        fl_fail(&err, FL_EXHAUSTED, "no memory for a report of %" PRIu64 " bytes",
-                st.manifest_bytes);
-        call_fail(req, &err);
-        return;
-    }
-    memcpy(blob, s->image, st.manifest_bytes);
-    memcpy(blob + st.manifest_bytes, s->digests, st.digest_bytes);
-    msg_reply_state(req, &st, (struct fl_bytes){ blob, st.manifest_bytes + st.digest_bytes });
-    free(blob);
+    msg_reply_report(
+        req, m, &st, (struct fl_bytes){ s->image, s->image_bytes },
+        (struct fl_bytes){ s->digests, tells ? s->want->n_tensors * sizeof(*s->digests) : 0 });
     if (s->place.gpu_uuid[0] &&
         !s->view.n_reaches)          /* an epoch is near; who shares has nothing to move */
         fl_defer(s->loop, &s->stir); /* behind the answer */

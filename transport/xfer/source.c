@@ -438,30 +438,12 @@ static enum fl_status driver_is_current(struct xfer_source *s, uint32_t attempt,
 static void serve_reconcile(struct xfer_source *s, struct call_req *req, const Fl__XferReconcile *m)
 {
     struct xfer_state st;
-    uint64_t known[2] = { 0, 0 };
-    size_t digest_bytes;
-    char *blob;
 
     state_of(s, &st);
-    if (!m->has_known || !msg_read_hash(m->known, known) || known[0] != s->have->hash[0] ||
-        known[1] != s->have->hash[1])
-        st.manifest_bytes = s->image_bytes;
-    digest_bytes = st.has_published ? s->have->n_pieces * sizeof(*s->digests) : 0;
-    blob = malloc(st.manifest_bytes + digest_bytes + 1);
-    if (!blob) {
-        struct fl_err err = { 0 };
-
-        fl_fail(&err, FL_EXHAUSTED, "no memory for a report of %" PRIu64 " bytes",
-                st.manifest_bytes);
-        call_fail(req, &err);
-        return;
-    }
-    memcpy(blob, s->image, st.manifest_bytes);
-    if (digest_bytes)
-        memcpy(blob + st.manifest_bytes, s->digests, digest_bytes);
-    st.digest_bytes = digest_bytes;
-    msg_reply_state(req, &st, (struct fl_bytes){ blob, st.manifest_bytes + digest_bytes });
-    free(blob);
+    msg_reply_report(req, m, &st, (struct fl_bytes){ s->image, s->image_bytes },
+                     (struct fl_bytes){ s->digests, st.has_published
+                                                        ? s->have->n_pieces * sizeof(*s->digests)
+                                                        : 0 });
 }
 
 static void watch_unwanted(void *arg, struct call_req *req)
