@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +14,9 @@
 #include "common/base/fault.h"
 #include "common/base/loop.h"
 #include "common/conf/json.h"
+#include "worker/roles/sglang/shell.h"
 
-extern char **environ;
-
-enum { LINE_MOST = 4096, CHILD_FD = 3, STOP_MS = 2000 };
+enum { LINE_MOST = 4096 };
 #define GROUP_NAME "furlong"
 
 struct group {
@@ -34,10 +32,6 @@ enum fl_status group_create(const char *command, struct calls *c, struct group *
                             struct fl_err *err)
 {
     FL_AUTO(group) struct group *g = calloc(1, sizeof(*g));
-    char *argv[] = { (char[]){ "/bin/sh" }, (char[]){ "-c" }, (char *)(uintptr_t)command, NULL };
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t attr;
-    sigset_t none, all;
     int pair[2];
 
     if (!g)
@@ -46,27 +40,11 @@ enum fl_status group_create(const char *command, struct calls *c, struct group *
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
         return fl_fail_errno(err, "a socket to %s", command);
     g->fd = pair[0];
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, pair[1], CHILD_FD);
-    posix_spawnattr_init(&attr);
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK |
-                                        POSIX_SPAWN_SETSIGDEF);
-    posix_spawnattr_setpgroup(&attr, 0);
-    posix_spawnattr_setsigmask(&attr, &none);
-    posix_spawnattr_setsigdefault(&attr, &all);
-    int why = FL_FAULT("sglang.group")
-                  ? EAGAIN
-                  : posix_spawn(&g->pid, argv[0], &files, &attr, argv, environ);
-    posix_spawnattr_destroy(&attr);
-    posix_spawn_file_actions_destroy(&files);
+    enum fl_status st = FL_FAULT("sglang.group") ? fl_fail(err, FL_EXHAUSTED, "start %s", command)
+                                                 : shell_start(command, pair[1], &g->pid, err);
+
     (void)close(pair[1]);
-    if (why) {
-        g->pid = 0;
-        errno = why;
-        return fl_fail_errno(err, "start %s", command);
-    }
+    FL_TRY(st);
     *out = FL_TAKE(g);
     return FL_OK;
 }
@@ -86,7 +64,20 @@ void group_destroy(struct group *g)
 
 /* ---- commands
  * --------------------------------------------------------------------------------------- */
-static enum fl_status say(const struct group *g, json_t *take, int fd, struct fl_err *err)
+static enum fl_status wait_for(const struct group *g, short events, uint64_t end, uint32_t ms,
+                               const char *what, struct fl_err *err)
+{
+    uint64_t now = fl_clock_boot_ns();
+    struct pollfd p = { .fd = g->fd, .events = events };
+
+    if (now < end && poll(&p, 1, (int)((end - now) / 1000000u + 1)) != 0)
+        return FL_OK; /* there, gone, or a signal: the next try tells */
+    return fl_fail(err, FL_TIMEOUT, "the group's rank 0 did not %s in %u ms", what, ms);
+}
+
+/* More than the socket holds is taken by a program that reads, and one may have stopped. */
+static enum fl_status say(const struct group *g, json_t *take, int fd, uint32_t ms,
+                          struct fl_err *err)
 {
     char *text = json_dumps(take, JSON_COMPACT);
     size_t len = text ? strlen(text) : 0, at = 0;
@@ -95,6 +86,7 @@ static enum fl_status say(const struct group *g, json_t *take, int fd, struct fl
         char room[CMSG_SPACE(sizeof(int))];
     } control = { 0 };
     enum fl_status st = text ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for a command");
+    uint64_t end = fl_clock_boot_ns() + (uint64_t)ms * 1000000u;
 
     json_decref(take);
     if (text)
@@ -112,11 +104,13 @@ static enum fl_status say(const struct group *g, json_t *take, int fd, struct fl
                                    .cmsg_len = CMSG_LEN(sizeof(int)) };
             memcpy(CMSG_DATA(c), &fd, sizeof(fd));
         }
-        ssize_t n = sendmsg(g->fd, &m, MSG_NOSIGNAL);
-        if (n < 0)
-            st = fl_fail_errno(err, "the group's rank 0");
-        else
+        ssize_t n = sendmsg(g->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n >= 0)
             at += (size_t)n;
+        else if (errno == EAGAIN)
+            st = wait_for(g, POLLOUT, end, ms, "take its command", err);
+        else if (errno != EINTR)
+            st = fl_fail_errno(err, "the group's rank 0");
     }
     free(text);
     return st;
@@ -130,12 +124,10 @@ static enum fl_status hear(const struct group *g, uint32_t ms, struct fl_err *er
     uint64_t end = fl_clock_boot_ns() + (uint64_t)ms * 1000000u;
 
     while (!memchr(line, '\n', len) && len < sizeof(line)) {
-        uint64_t now = fl_clock_boot_ns();
-        struct pollfd p = { .fd = g->fd, .events = POLLIN };
-
-        if (now >= end || poll(&p, 1, (int)((end - now) / 1000000u + 1)) == 0)
-            return fl_fail(err, FL_TIMEOUT, "the group's rank 0 did not answer in %u ms", ms);
-        ssize_t n = recv(g->fd, line + len, sizeof(line) - len, 0);
+        FL_TRY(wait_for(g, POLLIN, end, ms, "answer", err));
+        ssize_t n = recv(g->fd, line + len, sizeof(line) - len, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            continue;
         if (n <= 0)
             return fl_fail(err, FL_UNREACHABLE,
                            "the group's rank 0 has ended: its last lines are above");
@@ -165,7 +157,7 @@ static enum fl_status both(struct group *g, const char *path, json_t *request_ta
         json_decref(command_take);
         return st;
     }
-    ours = say(g, command_take, fd, &mine);
+    ours = say(g, command_take, fd, ms, &mine);
     if (ours == FL_OK)
         ours = hear(g, ms, &mine);
     st = calls_post_end(post, &answer, err);

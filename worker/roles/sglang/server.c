@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,15 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/base/fault.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
 #include "common/base/port.h"
 #include "common/base/str.h"
 #include "common/conf/json.h"
 #include "transport/http/http.h"
-
-extern char **environ;
+#include "worker/roles/sglang/shell.h"
 
 enum { LOOK_MS = 30000, STOP_MS = 5000, ANSWER_MAX = 64 << 20, OWN_PORTS = 4 };
 
@@ -198,52 +195,11 @@ static void command_make(struct fl_str *out, const struct sglang_opts *o, uint16
         fl_str_add(out, " --custom-weight-loader furlong_sglang.load");
 }
 
-/* Ours without the seat, whose descriptor does not go along. NULL: no memory. */
-static char **child_env(void)
-{
-    size_t n = 0, at = 0;
-
-    while (environ[n])
-        n++;
-    char **env = calloc(n + 1, sizeof(*env));
-    for (size_t i = 0; env && i < n; i++)
-        if (strncmp(environ[i], "FURLONG_SEAT_FD=", 16) != 0)
-            env[at++] = environ[i];
-    return env;
-}
-
 static enum fl_status child_spawn(struct sglang_server *s, const char *command, struct fl_err *err)
 {
-    char *argv[] = { (char[]){ "/bin/sh" }, (char[]){ "-c" }, (char *)(uintptr_t)command, NULL };
-    char **env = child_env();
-    posix_spawnattr_t attr;
-    sigset_t none, all;
-
-    if (!env)
-        return fl_fail(err, FL_EXHAUSTED, "no memory for an environment");
-    sigemptyset(&none);
-    sigfillset(&all);
-    posix_spawnattr_init(&attr);
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK |
-                                        POSIX_SPAWN_SETSIGDEF);
-    posix_spawnattr_setpgroup(&attr, 0);
-    posix_spawnattr_setsigmask(&attr, &none);
-    posix_spawnattr_setsigdefault(&attr, &all);
-    errno =
-        FL_FAULT("sglang.spawn") ? EAGAIN : posix_spawn(&s->pid, argv[0], NULL, &attr, argv, env);
-    int why = errno;
-
-    free(env);
-    posix_spawnattr_destroy(&attr);
-    errno = why;
-    if (why) {
-        s->pid = 0;
-        return fl_fail_errno(err, "start %s", command);
-    }
+    FL_TRY(shell_start(command, -1, &s->pid, err));
     s->pidfd = (int)syscall(SYS_pidfd_open, s->pid, 0);
-    if (s->pidfd < 0)
-        return fl_fail_errno(err, "watch the SGLang server");
-    return FL_OK;
+    return s->pidfd >= 0 ? FL_OK : fl_fail_errno(err, "watch the SGLang server");
 }
 
 enum fl_status sglang_server_start(struct sglang_server *s, const struct sglang_opts *o,
