@@ -261,6 +261,8 @@ bool cli_daemon_wait(const struct cli_daemon *d, uint32_t ms)
 
     if (fd >= 0)
         close(fd);
+    if (gone)
+        (void)waitpid(d->pid, NULL, WNOHANG); /* ours if this command started it: nobody may wait for it after us */
     return gone;
 }
 

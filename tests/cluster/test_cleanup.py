@@ -134,14 +134,18 @@ def container(p):
 
 
 def p100_the_first_process_waits_for_nobody():
-    """Every end is waited for by us: what a job left behind, a keeper whose daemon was killed, the daemons of --block."""
+    """Every end is waited for by us: what a job left behind, the tree of a keeper that was killed, the daemons of --block and of train.
+    Of daemons that a command left behind, that first process alone may wait; they count as ended, and nothing else of ours is left."""
     with place() as p, container(p) as line:
         def run(text):
             out, _ = (c := line(text)).communicate(timeout=60 * harness.SLOW)
             return c.returncode, out
 
         def zombies():
-            return run("ps -eo stat=,comm= | grep '^Z'")[1]
+            return sorted(x.split()[1] for x in run("ps -eo stat=,comm= | grep '^Z'")[1].splitlines())
+
+        def whole(name):
+            return f"\n{name}\n" in run("ps -eo args=")[1]
 
         blocked = line("furlong start --head --port=0 --dashboard-port=0 --num-gpus=1 --block")
         wait_for("the cluster", lambda: run("furlong status")[0] == 0)
@@ -149,16 +153,24 @@ def p100_the_first_process_waits_for_nobody():
         for _ in range(2):
             code, out = run(f'furlong job submit -- "{job}"')
             assert code == 0, out
-        wait_for("no process of a job", lambda: "sleep 1000\n" not in run("ps -eo args=")[1])
+        wait_for("no process of a job", lambda: not whole("sleep 1000"))
         wait_for("no zombie while it runs", lambda: not zombies())
+        left = line("""furlong job submit --submission-id=k -- "sh -c 'true & setsid sleep 1001 & exec sleep 1001' & exec sleep 1001" """)
+        wait_for("its tree", lambda: run("pgrep -xc sleep")[1] == "4\n")  # and the first process
+        assert run("pkill -9 -x furlong-keep")[0] == 0
+        out, _ = left.communicate(timeout=60 * harness.SLOW)
+        assert left.returncode == 1 and "was killed and left no record" in out, out
+        wait_for("nothing of its tree", lambda: not whole("sleep 1001") and not zombies())
         code, out = run("furlong stop")
         assert code == 0, out
         out, _ = blocked.communicate(timeout=30 * harness.SLOW)
         assert blocked.returncode == 0 and not zombies(), (blocked.returncode, out, zombies())
-        # without --block the daemons have nobody but that first process: they are not alive, and stop says so
-        code, out = run("furlong start --head --port=0 --dashboard-port=0 --num-gpus=1 && furlong stop")
-        assert code == 0 and "could not" not in out, out
-        assert "keep" not in zombies(), zombies()
+        code, out = run("furlong train --num-rollout=1 --rollout-batch-size=4")
+        assert code == 0 and not zombies(), (out, zombies())
+        for n in (1, 2):  # daemons that nobody started from here any more
+            code, out = run("furlong start --head --port=0 --dashboard-port=0 --num-gpus=1 && furlong job submit -- true && furlong stop")
+            assert code == 0 and "could not" not in out, out
+            assert zombies() == ["furlong-head"] * n + ["furlong-node"] * n, zombies()
 
 
 USERS = (23101, 23102)  # nobody else's

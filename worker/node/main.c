@@ -1,8 +1,12 @@
 /* furlong-node - the worker daemon: one a node */
+#include <dirent.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/base/fault.h"
@@ -48,10 +52,55 @@ static void on_ended(void *arg, enum fl_status st, const struct fl_err *err)
     fl_loop_stop(d->loop);
 }
 
+/* Those who started them wait for these; one that has not begun its program yet has the name of this. */
+static bool has_a_waiter(int pid)
+{
+    static const char *const names[] = { "furlong-keep\n", "furlong-probe\n", "furlong-node\n" };
+    char path[40], name[24];
+    bool known = false;
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/comm", pid);
+    if (!(f = fopen(path, "re")))
+        return true;
+    if (!fgets(name, sizeof(name), f))
+        known = true;
+    for (size_t i = 0; i < FL_LEN(names); i++)
+        known |= strcmp(name, names[i]) == 0;
+    fclose(f);
+    return known;
+}
+
+/* What a keeper that was killed leaves has this daemon for its next parent: the first process may wait for nobody, as in
+ * containers, and each would stay a zombie. */
+static void wait_for_orphans(void)
+{
+    char path[64];
+    int pid;
+    DIR *tasks = opendir("/proc/self/task");
+
+    for (struct dirent *e; tasks && (e = readdir(tasks));) {
+        snprintf(path, sizeof(path), "/proc/self/task/%.20s/children", e->d_name);
+        FILE *f = e->d_name[0] != '.' ? fopen(path, "re") : NULL;
+
+        while (f && fscanf(f, "%d", &pid) == 1)
+            if (!has_a_waiter(pid))
+                (void)waitpid(pid, NULL, WNOHANG); /* or it runs on, until its tree is ended */
+        if (f)
+            fclose(f);
+    }
+    if (tasks)
+        closedir(tasks);
+}
+
 static void on_signal(void *arg, int signal, int from_pid)
 {
     struct daemon *d = arg;
 
+    if (signal == SIGCHLD) {
+        wait_for_orphans();
+        return;
+    }
     fl_info("daemon ends signal=%d from=%d", signal, from_pid);
     node_stop(d->node, signal == SIGINT ? "the daemon was interrupted" : "the daemon was stopped",
               signal == SIGQUIT ? 0 : TERM_MS);
@@ -106,11 +155,12 @@ static enum fl_status check_machine(struct node_config *cfg, struct fl_err *err)
 
 static enum fl_status run(const struct node_config *cfg, struct daemon *d, struct fl_err *err)
 {
-    static const int signals[] = { SIGTERM, SIGINT,
-                                   SIGQUIT }; /* SIGQUIT: workers are killed at once */
+    static const int signals[] = { SIGTERM, SIGINT, SIGQUIT, SIGCHLD }; /* SIGQUIT: workers are killed at once */
     struct fl_signals *s = NULL;
     enum fl_status st = fl_fault_env(err);
 
+    if (st == FL_OK && prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
+        st = fl_fail_errno(err, "become the next parent of what a keeper leaves");
     if (st == FL_OK)
         st = fl_loop_create(NULL, &d->loop, err);
     if (st == FL_OK)
