@@ -159,7 +159,7 @@ def p109_two_installs():
 
 
 def p123_a_variable_that_the_engine_renamed():
-    """Whether an engine knows a variable cannot be asked; what each process was given is on record, to the letter."""
+    """What each process was given is on record, to the letter. (Where an engine can be asked: tests/sglang, p123.)"""
     with place() as p:
         p.start_head("--num-gpus=2")
         s = Seats(p, "--actor-num-nodes=1", "--actor-num-gpus-per-node=1", "--rollout-num-gpus=1",

@@ -209,6 +209,20 @@ def test_every_place_that_can_fail():
             assert os.listdir(f"{p.root}/faults"), "the place was not met"
 
 
+def p123_a_variable_that_this_release_does_not_read():
+    """Said once an engine, with the release and the nearest name that it reads; those that it reads, and others' variables, are not."""
+    with place() as p:
+        p.env.update(SGL_DISABLE_TP_MEMORY_INBALANCE_CHECK="1", SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK="1", SGLANG_QQ="1", OTHER="1")
+        r = run(p)
+        said = r.go()
+        whole(p, r)
+        notes_ = sorted(x[x.index("note: SGLang"):] for x in said.out.splitlines() if "does not read the variable" in x)
+        assert [x.split(" (furlong")[0] for x in notes_] == [
+            "note: SGLang 0.0.stand-in does not read the variable SGLANG_QQ",
+            "note: SGLang 0.0.stand-in does not read the variable SGL_DISABLE_TP_MEMORY_INBALANCE_CHECK; "
+            "the nearest that it reads is SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"], (notes_, said)
+
+
 def p126_connections_that_are_lost():
     """Two of four requests are answered by a reset: a request is made once more, then by another call, and the step says how often."""
     with place() as p:

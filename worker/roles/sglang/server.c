@@ -202,6 +202,24 @@ static enum fl_status child_spawn(struct sglang_server *s, const char *command, 
     return s->pidfd >= 0 ? FL_OK : fl_fail_errno(err, "watch the SGLang server");
 }
 
+/* Which variables it does not know is asked of the Python that the command begins with, beside the start: it only writes notes to the
+ * log. A command that begins otherwise is not asked. */
+static void names_ask(const char *command)
+{
+    size_t n = strcspn(command, " \t\n");
+    const char *base = memrchr(command, '/', n);
+    struct fl_str line = FL_STR_HEAP(FL_PATH_MAX);
+    pid_t pid;
+
+    base = base ? base + 1 : command;
+    if (strncmp(base, "python", 6) == 0) {
+        fl_str_add(&line, "%.*s -m furlong_sglang.names </dev/null 1>&2 2>/dev/null &", (int)n, command); /* the keeper is its next parent */
+        if (!line.cut && shell_start(fl_str_text(&line), -1, &pid, NULL) == FL_OK)
+            (void)waitpid(pid, NULL, 0); /* of the shell, which goes at once */
+    }
+    fl_str_fini(&line);
+}
+
 enum fl_status sglang_server_start(struct sglang_server *s, const struct sglang_opts *o,
                                    const char *socket, struct fl_err *err)
 {
@@ -245,6 +263,8 @@ enum fl_status sglang_server_start(struct sglang_server *s, const struct sglang_
                                     : child_spawn(s, fl_str_text(&command), err);
     fl_str_fini(&command);
     fl_str_fini(&path);
+    if (st == FL_OK && loader)
+        names_ask(o->cmd);
     if (st == FL_OK)
         fl_info("SGLang server starts pid=%d url=%s", (int)s->pid, s->url);
     return st;
