@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pickle
+import random
 import signal
 import socket
 import socketserver
@@ -77,6 +78,7 @@ class Server:
         self.model_path = args.model_path
         self.generated = self.updated = self.running = 0
         self.groups = {}
+        self.chance, self.draws = random.Random(126), {}
         self.out, self.since = set(), time.monotonic()
         self.steps = threading.Condition()  # paused, and who waits for the next step
         self.paused = False
@@ -84,6 +86,17 @@ class Server:
 
     def strikes(self, name, nth):
         return self.fault == name and nth >= self.nth
+
+    def lost(self, request):
+        """One in N at random (the same draws each time), twice: libcurl tries a lost connection once more by itself."""
+        with self.count_lock:
+            if request not in self.draws:
+                self.draws[request] = 2 if self.chance.randrange(self.nth) == 0 else 0
+            self.draws[request] -= 1
+            lost = self.draws[request] >= 0
+        if lost:
+            self.note(["reset", self.draws[request]])
+        return lost
 
     def note(self, what):
         if self.args.notes:
@@ -155,7 +168,7 @@ class Server:
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.strikes("hang", nth) or self.strikes("deaf", nth):
                 time.sleep(3600)
-            if self.fault == "reset" and nth > 1 and nth % self.nth < 2:  # two in a row: libcurl tries a lost connection once more
+            if self.fault == "reset" and self.lost(json.dumps(ask, sort_keys=True)):
                 return 0, "reset"
             if self.strikes("500", nth):
                 return 500, {"error": {"message": "CUDA error: an illegal memory access was encountered"}}
