@@ -4,7 +4,9 @@
 #include <openssl/pem.h>
 #include <openssl/rand.h>
 #include <openssl/x509v3.h>
+#include <stdlib.h>
 
+#include "common/base/file.h"
 #include "tests/t.h"
 
 static void extend(X509 *x, X509 *issuer, int nid, const char *value)
@@ -76,4 +78,15 @@ struct tls_id *t_tls_id(const char *name, const struct t_cert *ca)
     t_ok(tls_id_create(c.cert, c.key, ca->cert, &id, &err), &err);
     t_cert_free(&c);
     return id;
+}
+
+void t_put(const char *to, const char *from)
+{
+    struct fl_err err = { 0 };
+    char *text;
+    size_t len;
+
+    t_ok(fl_file_read(from, 1 << 20, &text, &len, &err), &err);
+    t_ok(fl_file_write(to, 0600, text, len, &err), &err);
+    free(text);
 }

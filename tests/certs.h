@@ -11,5 +11,7 @@ struct t_cert { /* PEM files in the test's folder */
 void t_cert_make(struct t_cert *c, const char *name, const struct t_cert *by, const char *names,
                  int from, int to);
 void t_cert_free(struct t_cert *c);
+/* The content of the file from in the place of the file to, at once. */
+void t_put(const char *to, const char *from);
 /* Of a certificate of ca for 127.0.0.1, ::1 and localhost. */
 struct tls_id *t_tls_id(const char *name, const struct t_cert *ca);

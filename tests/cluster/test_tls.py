@@ -2,12 +2,13 @@
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 
 from certs import Authority
-from harness import BIN, SLOW, Result, Skip, hosts, main, place, saying
+from harness import BIN, SLOW, Result, Skip, hosts, main, place, saying, wait_for
 from runs import SMALL, Run
 from test_launch import TRAIN, nothing_left, ssh_hosts, write
 
@@ -133,6 +134,30 @@ def test_rays_variable_alone_is_what_it_is_to_ray():
         r = other.furlong("status", "--address=https://10.77.0.1:8265")
         assert r.code != 0 and "use http://" in r.err, r
         head.furlong("stop", check=0)
+
+
+def test_certificates_are_replaced_while_all_goes_on():
+    with cluster() as ((head, other), ca):
+        join(other, "n2", check=0)
+        head.furlong("job", "submit", "--submission-id=long", "--no-wait", "--", "sleep 1000", check=0)
+        before = {p.name: [p.info(k)[0]["pid"] for k in ("h", "n") if p.info(k)] for p in (head, other)}
+        fresh = Authority(os.path.dirname(head.root), "fresh")
+        for i, p in enumerate((head, other), 1):  # as a tool for it does: the same names, other files
+            for old, new in zip(*((e["RAY_TLS_SERVER_CERT"], e["RAY_TLS_SERVER_KEY"], e["RAY_TLS_CA_CERT"]) for e in (p.env, fresh.certify(f"fresh-{p.name}", f"10.77.0.{i}")))):
+                shutil.copy(new, old + ".new")
+                os.rename(old + ".new", old)
+        logs = lambda p, name: open(f"{p.root}/s/logs/furlong-{name}.log", encoding="utf-8").read()
+        # the command knows the new CA alone
+        wait_for("the new certificate", lambda: other.furlong("status", "--address=https://10.77.0.1:8265").code == 0)
+        assert "a new certificate is shown from now on" in logs(head, "head"), logs(head, "head")
+        other.furlong("stop", check=0)
+        join(other, "n3", check=0)  # a daemon that knows the new CA alone
+        now = head.info("h")[0]["pid"], head.info("n")[0]["pid"]
+        assert list(now) == before[head.name], (now, before)
+        jobs = head.furlong("list", "jobs", "--address=https://10.77.0.1:8265", "--json", check=0).json()
+        assert [j["status"] for j in jobs if j["submission_id"] == "long"] == ["RUNNING"], jobs
+        for p in (other, head):
+            p.furlong("stop", check=0)
 
 
 def test_a_head_with_tls_says_where_http_is_not_encrypted():

@@ -330,6 +330,61 @@ static void notices_a_half_close(void **state)
     }
 }
 
+/* A certificate that is replaced is shown to who comes next; who is there keeps the connection. */
+static void shows_the_new_certificate(void **state)
+{
+    static const char say[] = "GET /open HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    char cert[FL_PATH_MAX], key[FL_PATH_MAX], out[4096];
+    struct tls_id *live, *kept = web_id, *others;
+    struct t_cert ca, first, second, other;
+    struct raw old, new;
+    struct fl_err err = { 0 };
+    struct web w = { 0 };
+
+    (void)state;
+    t_cert_make(&other, "another-ca", NULL, NULL, 0, 9);
+    t_cert_make(&ca, "old-ca", NULL, NULL, 0, 9);
+    t_cert_make(&first, "first", &ca, "IP:127.0.0.1", 0, 9);
+    t_cert_make(&second, "second", &other, "IP:127.0.0.1", 0, 9);
+    snprintf(cert, sizeof(cert), "%s", t_path("live.crt"));
+    snprintf(key, sizeof(key), "%s", t_path("live.key"));
+    t_put(cert, first.cert);
+    t_put(key, first.key);
+    t_ok(tls_id_create(cert, key, ca.cert, &live, &err), &err);
+    live->look_ns = 0;
+    web_id = live;
+    web_open(&w);
+    old = raw_connect(&w);
+    raw_talk(&w, &old, say, strlen(say), out, sizeof(out));
+    t_has(out, "HTTP/1.1 200");
+    t_put(cert, second.cert);
+    t_put(key, second.key);
+    t_ok(tls_id_create(second.cert, second.key, other.cert, &others, &err), &err);
+    web_id = others;
+    new = raw_connect(&w);
+    raw_talk(&w, &new, say, strlen(say), out, sizeof(out));
+    t_has(out, "HTTP/1.1 200");
+    t_true(w.server->mhd->older != NULL, "the old one has a connection");
+    raw_talk(&w, &old, say, strlen(say), out, sizeof(out));
+    t_has(out, "HTTP/1.1 200");
+    raw_close(&old);
+    t_until(w.loop, !w.server->mhd->older, 5000);
+    t_put(key, first.key); /* half of a pair: the one before is shown on */
+    raw_close(&new);
+    new = raw_connect(&w);
+    raw_talk(&w, &new, say, strlen(say), out, sizeof(out));
+    t_has(out, "HTTP/1.1 200");
+    raw_close(&new);
+    web_id = kept;
+    web_close(&w);
+    tls_id_destroy(live);
+    tls_id_destroy(others);
+    t_cert_free(&ca);
+    t_cert_free(&other);
+    t_cert_free(&first);
+    t_cert_free(&second);
+}
+
 static void says_who_has_the_port(void **state)
 {
     struct web w = { 0 };
@@ -354,6 +409,7 @@ int main(void)
         WEB_BOTH(bounds_bodies),         WEB_BOTH(survives_garbage),
         WEB_BOTH(gives_up_on_the_slow),  WEB_BOTH(bounds_connections),
         WEB_PLAIN(says_what_is_spoken_here), WEB_PLAIN(notices_a_half_close),
+        { "shows_the_new_certificate", shows_the_new_certificate, web_over_tls, NULL, NULL },
         WEB_BOTH(says_who_has_the_port),
     };
 

@@ -243,6 +243,113 @@ static void both_ends_show_who_they_are(void **state)
     }
 }
 
+/* ---- new files in the place of the old ones */
+
+static unsigned taken, refused;
+static struct fl_err last_why;
+
+static void on_renewed(const struct tls_id *id, const struct fl_err *why)
+{
+    (void)id;
+    if (!why)
+        taken++;
+    else
+        last_why = *why;
+    refused += why != NULL;
+}
+
+static struct tls_id *live_id(char cert[FL_PATH_MAX], char key[FL_PATH_MAX], char of[FL_PATH_MAX])
+{
+    struct fl_err err = { 0 };
+    struct tls_id *id;
+
+    snprintf(cert, FL_PATH_MAX, "%s", t_path("live.crt"));
+    snprintf(key, FL_PATH_MAX, "%s", t_path("live.key"));
+    snprintf(of, FL_PATH_MAX, "%s", t_path("live-ca.crt"));
+    t_put(cert, good.cert);
+    t_put(key, good.key);
+    t_put(of, ca.cert);
+    t_ok(tls_id_create(cert, key, of, &id, &err), &err);
+    id->renewed = on_renewed;
+    id->look_ns = 0;
+    taken = refused = 0;
+    return id;
+}
+
+static void new_files_are_taken_when_they_fit(void **state)
+{
+    char cert[FL_PATH_MAX], key[FL_PATH_MAX], of[FL_PATH_MAX];
+    struct tls_id *id = live_id(cert, key, of);
+    struct fl_err err = { 0 };
+    struct tls_pem pem;
+
+    (void)state;
+    t_int_eq(tls_id_look(id), 0, "as they were");
+    t_put(key, named.key);
+    t_int_eq(tls_id_look(id), 0, "a key without its certificate");
+    t_int_eq(tls_id_look(id), 0);
+    t_true(taken == 0 && refused == 1, "said once: %u, %u", taken, refused);
+    t_has(last_why.text, "live.key");
+    t_ok(tls_id_names(id, "localhost", &err), &err);
+    t_put(cert, named.cert);
+    t_int_eq(tls_id_look(id), 1, "a pair: %s", last_why.text);
+    t_true(taken == 1 && refused == 1);
+    t_ok(tls_id_names(id, "10.1.2.3", &err), &err);
+    t_ok(tls_id_pem(id, &pem, &err), &err);
+    t_int_eq(pem.turn, 1);
+    t_has(pem.key, "PRIVATE KEY");
+    tls_pem_fini(&pem);
+    t_true(unlink(cert) == 0);
+    t_int_eq(tls_id_look(id), 1, "a file that is away for a moment");
+    t_int_eq(last_why.status, FL_NOT_FOUND, "%s", last_why.text);
+    t_put(cert, good.cert);
+    t_put(key, good.key);
+    t_int_eq(tls_id_look(id), 2);
+    id->look_ns = 3600ull * 1000000000;
+    t_put(cert, named.cert);
+    t_put(key, named.key);
+    t_int_eq(tls_id_look(id), 2, "not yet: it looks now and then");
+    tls_id_destroy(id);
+}
+
+static void new_sessions_show_the_new_certificate(void **state)
+{
+    char cert[FL_PATH_MAX], key[FL_PATH_MAX], of[FL_PATH_MAX], byte = 'x';
+    struct tls_id *id = live_id(cert, key, of), *old = id_of(&good, &ca), *new = id_of(&stranger, &other_ca);
+    struct iovec iov = { &byte, 1 };
+    struct side server[3] = { 0 }, client[3] = { 0 };
+    int fd[3][2];
+    unsigned events;
+    size_t n;
+
+    (void)state;
+    for (int i = 0; i < 3; i++) { /* before; after, with who knows the new CA; and with who does not */
+        struct tls_id *who = i == 1 ? new : old;
+
+        if (i == 1) {
+            t_put(cert, stranger.cert);
+            t_put(key, stranger.key);
+            t_put(of, other_ca.cert);
+        }
+        t_true(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fd[i]) == 0);
+        t_ok(tls_session_create(id, fd[i][0], NULL, &server[i].s, &server[i].err), &server[i].err);
+        t_ok(tls_session_create(who, fd[i][1], "127.0.0.1", &client[i].s, &client[i].err), &client[i].err);
+        shake_both(&client[i], &server[i]);
+        t_int_eq(server[i].st, i < 2 ? FL_OK : FL_DENIED, "%d: %s", i, server[i].err.text);
+    }
+    t_ok(tls_session_write(server[0].s, &iov, 1, &n, &events, &server[0].err), &server[0].err);
+    t_ok(tls_session_read(client[0].s, &iov, 1, &n, &events, &client[0].err), &client[0].err);
+    for (int i = 0; i < 3; i++) {
+        tls_session_destroy(server[i].s);
+        tls_session_destroy(client[i].s);
+        close(fd[i][0]);
+        close(fd[i][1]);
+    }
+    tls_id_destroy(id);
+    tls_id_destroy(old);
+    tls_id_destroy(new);
+}
+
 static void what_speaks_no_tls_is_said_to(void **state)
 {
     static const char *const said[] = { "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -277,6 +384,8 @@ int main(void)
         cmocka_unit_test(an_address_is_looked_for_in_the_certificate),
         cmocka_unit_test(what_is_on_is_decided_by_flag_and_ray),
         cmocka_unit_test(both_ends_show_who_they_are),
+        cmocka_unit_test(new_files_are_taken_when_they_fit),
+        cmocka_unit_test(new_sessions_show_the_new_certificate),
         cmocka_unit_test(what_speaks_no_tls_is_said_to),
     };
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/base/file.h"
+#include "tests/certs.h"
 #include "tests/wire/rig.h"
 
 static enum fl_status no_such_job(void *arg, const struct wire_hello *claims, struct fl_bytes *key,
@@ -470,6 +471,59 @@ static void ends_with_silent_ones_inside(void **state)
         close(fd[i]);
 }
 
+/* Certificates are replaced under a server and a client that go on. */
+static void shows_the_new_certificate(void **state)
+{
+    static const struct carrier c = { "rpc, TLS", &stream_rpc, "127.0.0.1:0", NULL, true };
+    char live[3][FL_PATH_MAX];
+    struct t_cert a, of_a, b, of_b;
+    struct tls_id *id, *old;
+    struct fl_err err = { 0 };
+    struct rig r;
+
+    (void)state;
+    t_cert_make(&a, "ca-a", NULL, NULL, 0, 9);
+    t_cert_make(&b, "ca-b", NULL, NULL, 0, 9);
+    t_cert_make(&of_a, "of-a", &a, "IP:127.0.0.1", 0, 9);
+    t_cert_make(&of_b, "of-b", &b, "IP:127.0.0.1", 0, 9);
+    for (int i = 0; i < 3; i++)
+        snprintf(live[i], FL_PATH_MAX, "%s%d", t_path("live"), i);
+    t_put(live[0], of_a.cert);
+    t_put(live[1], of_a.key);
+    t_put(live[2], a.cert);
+    t_ok(tls_id_create(live[0], live[1], live[2], &id, &err), &err);
+    t_ok(tls_id_create(of_a.cert, of_a.key, a.cert, &old, &err), &err);
+    id->look_ns = 0;
+    rig_init(&r, &c, NULL);
+    r.at.tls = r.to.tls = id;
+    t_ok(rig_listen(&r, &err), &err);
+    t_ok(rig_dial(&r, &err), &err);
+    rig_until(&r, r.client.opened && r.far.opened);
+    stream_close(r.client.s, NULL);
+    rig_until(&r, !r.client.s && !r.far.s);
+    t_put(live[0], of_b.cert);
+    t_put(live[1], of_b.key);
+    t_put(live[2], b.cert);
+    r.client.closed = 0;
+    t_ok(rig_dial(&r, &err), &err);
+    rig_until(&r, r.client.closed || (r.client.opened == 2 && r.far.opened == 2));
+    t_int_eq(r.client.closed, 0, "%s", r.client.why.text);
+    stream_close(r.client.s, NULL);
+    rig_until(&r, !r.client.s && !r.far.s);
+    r.client.closed = 0;
+    r.to.tls = old;
+    t_ok(rig_dial(&r, &err), &err);
+    rig_until(&r, r.client.closed);
+    t_int_eq(r.client.why.status, FL_DENIED, "%s", r.client.why.text);
+    rig_fini(&r);
+    tls_id_destroy(id);
+    tls_id_destroy(old);
+    t_cert_free(&a);
+    t_cert_free(&b);
+    t_cert_free(&of_a);
+    t_cert_free(&of_b);
+}
+
 /* A caller gives up while HTTP/2 is being greeted, and the other side's SETTINGS come after that:
  * its socket goes. */
 static void gives_up_half_way(void **state)
@@ -587,6 +641,7 @@ int main(void)
         cmocka_unit_test(gives_up_on_who_asks_nothing),
         cmocka_unit_test(says_where_others_go),
         cmocka_unit_test(ends_with_silent_ones_inside),
+        cmocka_unit_test(shows_the_new_certificate),
         cmocka_unit_test(gives_up_half_way),
         cmocka_unit_test(keeps_no_descriptor_that_it_did_not_ask_for),
         cmocka_unit_test(refuses_other_users),

@@ -38,7 +38,8 @@ static void wants_by(struct http_conn *c, uint64_t in_ms)
 void http_door_notify(void *arg, struct MHD_Connection *conn, void **slot,
                       enum MHD_ConnectionNotificationCode what)
 {
-    struct http_server *s = arg;
+    struct http_mhd *m = arg;
+    struct http_server *s = m->server;
     struct http_conn *c = *slot;
 
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
@@ -48,6 +49,7 @@ void http_door_notify(void *arg, struct MHD_Connection *conn, void **slot,
             MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
 
         s->n_conns++;
+        m->n_conns++;
         c = fd && from ? calloc(1, sizeof(*c)) : NULL;
         if (!c)
             return; /* only without a time of its own */
@@ -60,6 +62,8 @@ void http_door_notify(void *arg, struct MHD_Connection *conn, void **slot,
         return;
     }
     s->n_conns--;
+    if (--m->n_conns == 0 && m != s->mhd)
+        http_kick(s); /* it goes, but not from inside itself */
     if (c) {
         s->n_far -= c->far;
         fl_timer_cancel(&c->due);
@@ -116,7 +120,7 @@ static void come_in(void *arg, int fd, const struct sockaddr *from, socklen_t le
 {
     struct http_server *s = arg;
 
-    MHD_add_connection(s->mhd, fd, from, len); /* its own to close, also when it fails */
+    MHD_add_connection(http_mhd_for_new(s)->daemon, fd, from, len); /* its own to close, also when it fails */
     http_kick(s);
 }
 

@@ -37,7 +37,8 @@ struct http_config { /* copied, but for the routes */
     bool (*allowed)(void *arg, struct http_req *req, const char *bearer, bool from_loopback);
     /* Asked first of all, for every request: the status of a refusal, or 0; text is its body. NULL: none. */
     unsigned (*refuses)(void *arg, struct http_req *req, char *text, size_t cap);
-    struct tls_id *tls; /* NULL: plain. Else TLS, with this certificate; none is asked of clients. Copied, too */
+    struct tls_id *tls; /* NULL: plain. Else TLS, with this certificate, or what is put in its place; none is asked of
+                         * clients. Borrowed as long as the server */
     bool plain_errors; /* what the server itself refuses is told as text/plain, in aiohttp's words where it has some */
     const char *json_below; /* but below this path as {"error": …} like everything there; NULL: nowhere. A literal */
 };

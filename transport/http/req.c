@@ -93,7 +93,7 @@ bool http_req_from_loopback(const struct http_req *req)
 
 bool http_req_is_tls(const struct http_req *req)
 {
-    return req->server->tls;
+    return req->server->tls != NULL;
 }
 
 enum fl_status http_req_number(const struct http_req *req, const char *name, uint64_t absent,

@@ -17,15 +17,15 @@ enum { BACKLOG = 128, IGNORED_MAX = 4 << 20, LAST_TURNS = 8 };
 
 /* ---- MHD's turns: its epoll descriptor is one of ours, and its next timeout a timer of ours */
 
-static void run(struct http_server *s)
+static void run(struct http_mhd *m)
 {
     MHD_UNSIGNED_LONG_LONG ms;
 
-    MHD_run(s->mhd);
-    if (MHD_get_timeout(s->mhd, &ms) == MHD_YES)
-        fl_timer_arm_in(s->loop, &s->timer, ms);
+    MHD_run(m->daemon);
+    if (MHD_get_timeout(m->daemon, &ms) == MHD_YES)
+        fl_timer_arm_in(m->server->loop, &m->timer, ms);
     else
-        fl_timer_cancel(&s->timer);
+        fl_timer_cancel(&m->timer);
 }
 
 static void on_ready(void *arg, unsigned events)
@@ -37,12 +37,31 @@ static void on_ready(void *arg, unsigned events)
 static void on_timer(struct fl_timer *t, uint64_t now_ns)
 {
     (void)now_ns;
-    run(container_of(t, struct http_server, timer));
+    run(container_of(t, struct http_mhd, timer));
+}
+
+static void mhd_end(struct http_mhd *m)
+{
+    fl_watch_destroy(m->watch);
+    if (m->daemon)
+        MHD_stop_daemon(m->daemon);
+    fl_timer_cancel(&m->timer); /* last: its connections may have kicked */
+    free(m);
 }
 
 static void on_kick(struct fl_task *t)
 {
-    run(container_of(t, struct http_server, kick));
+    struct http_server *s = container_of(t, struct http_server, kick);
+
+    for (struct http_mhd **at = &s->mhd, *m; (m = *at) != NULL;) {
+        run(m);
+        if (m == s->mhd || m->n_conns) {
+            at = &m->older;
+            continue;
+        }
+        *at = m->older;
+        mhd_end(m);
+    }
 }
 
 void http_kick(struct http_server *s)
@@ -343,8 +362,9 @@ static size_t byte_at(const char *p, char *out)
     return 3;
 }
 
-/* %XX as bytes, in place, where they make characters. What would be no UTF-8, or a NUL that ends the text and makes it
- * another's, stays as it is written: answers quote what was asked, as JSON. */
+/* %XX as bytes, in place, where they make characters. What would be no UTF-8, or a NUL that ends
+ * the text and makes it another's, stays as it is written: answers quote what was asked, as JSON.
+ */
 static size_t unescape(void *arg, struct MHD_Connection *conn, char *text)
 {
     size_t n = 0;
@@ -371,11 +391,12 @@ static size_t unescape(void *arg, struct MHD_Connection *conn, char *text)
     return n;
 }
 
-static struct MHD_Daemon *start_mhd(struct http_server *s)
+static struct MHD_Daemon *start_mhd(struct http_mhd *m, const struct tls_pem *pem)
 {
+    struct http_server *s = m->server;
     struct MHD_OptionItem tls[] = {
-        { MHD_OPTION_HTTPS_MEM_CERT, 0, s->c.tls ? s->c.tls->cert : NULL },
-        { MHD_OPTION_HTTPS_MEM_KEY, 0, s->c.tls ? s->c.tls->key : NULL },
+        { MHD_OPTION_HTTPS_MEM_CERT, 0, pem ? pem->cert : NULL },
+        { MHD_OPTION_HTTPS_MEM_KEY, 0, pem ? pem->key : NULL },
         { MHD_OPTION_HTTPS_PRIORITIES, 0,
           (void *)(uintptr_t) "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2" },
         { MHD_OPTION_END, 0, NULL },
@@ -383,40 +404,94 @@ static struct MHD_Daemon *start_mhd(struct http_server *s)
     struct MHD_OptionItem plain[] = { { MHD_OPTION_END, 0, NULL } };
     unsigned idle_s = (s->c.idle_ms + 999) / 1000;
     unsigned how = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE |
-                   MHD_USE_NO_LISTEN_SOCKET | (s->c.tls ? MHD_USE_TLS : 0);
+                   MHD_USE_NO_LISTEN_SOCKET | (pem ? MHD_USE_TLS : 0);
 
     return MHD_start_daemon(how, 0, NULL, NULL, on_request, s, MHD_OPTION_NOTIFY_COMPLETED,
-                            on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, http_door_notify, s,
+                            on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, http_door_notify, m,
                             MHD_OPTION_CONNECTION_LIMIT, s->c.connections_max,
                             MHD_OPTION_CONNECTION_TIMEOUT, idle_s,
                             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_MEMORY,
-                            MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
-                            MHD_OPTION_ARRAY, s->c.tls ? tls : plain, MHD_OPTION_END);
+                            MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_ARRAY,
+                            pem ? tls : plain, MHD_OPTION_END);
+}
+
+static enum fl_status mhd_create(struct http_server *s, const struct tls_pem *pem,
+                                 struct http_mhd **out, struct fl_err *err)
+{
+    const union MHD_DaemonInfo *info;
+    struct http_mhd *m = calloc(1, sizeof(*m));
+    enum fl_status st;
+
+    if (!m)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for an HTTP server");
+    m->server = s;
+    m->timer.fire = on_timer;
+    if (!FL_FAULT("http.start"))
+        m->daemon = start_mhd(m, pem);
+    info = m->daemon ? MHD_get_daemon_info(m->daemon, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
+    st = !m->daemon
+             ? fl_fail(err, FL_EXHAUSTED,
+                       "HTTP at %s port %u could not start: out of memory or descriptors%s",
+                       s->host, s->port, pem ? ", or GnuTLS does not take the certificate" : "")
+         : !info ? fl_fail(err, FL_UNSUPPORTED, "libmicrohttpd has no epoll here")
+                 : fl_watch_create(s->loop, info->epoll_fd, POLLIN, on_ready, m, &m->watch, err);
+    if (st != FL_OK) {
+        mhd_end(m);
+        return st;
+    }
+    *out = m;
+    return FL_OK;
+}
+
+/* The next one, in front of those that there are. */
+static enum fl_status mhd_next(struct http_server *s, struct fl_err *err)
+{
+    struct tls_pem pem = { 0 };
+    struct http_mhd *m;
+
+    if (s->tls)
+        FL_TRY(tls_id_pem(s->tls, &pem, err));
+    enum fl_status st = mhd_create(s, s->tls ? &pem : NULL, &m, err);
+
+    if (st == FL_OK) {
+        m->older = s->mhd;
+        s->mhd = m;
+        s->tls_turn = pem.turn;
+    }
+    tls_pem_fini(&pem);
+    return st;
+}
+
+struct http_mhd *http_mhd_for_new(struct http_server *s)
+{
+    struct fl_err err;
+    unsigned turn = s->tls ? tls_id_look(s->tls) : 0;
+
+    if (turn == s->tls_turn)
+        return s->mhd;
+    if (mhd_next(s, &err) == FL_OK) {
+        http_kick(s); /* the one before may have no connection */
+    } else {
+        s->tls_turn = turn; /* not again with every connection */
+        if (s->tls->renewed)
+            s->tls->renewed(s->tls, &err);
+    }
+    return s->mhd;
 }
 
 static enum fl_status start(struct http_server *s, int fd, struct fl_err *err)
 {
-    const union MHD_DaemonInfo *info;
+    enum fl_status st;
 
-    if (s->c.tls && MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES) {
-        close(fd);
-        return fl_fail(err, FL_UNSUPPORTED, "libmicrohttpd was built without TLS here");
-    }
-    if (!FL_FAULT("http.start"))
-        s->mhd = start_mhd(s);
-    if (!s->mhd) {
-        close(fd);
-        return fl_fail(
-            err, FL_EXHAUSTED, "HTTP at %s port %u could not start: out of memory or descriptors%s",
-            s->host, s->port, s->c.tls ? ", or GnuTLS does not take the certificate" : "");
-    }
-    s->tls = s->c.tls != NULL;
-    s->c.tls = NULL; /* MHD has what it needs */
-    FL_TRY(http_door_create(s, fd, err));
-    info = MHD_get_daemon_info(s->mhd, MHD_DAEMON_INFO_EPOLL_FD);
-    if (!info)
-        return fl_fail(err, FL_UNSUPPORTED, "libmicrohttpd has no epoll here");
-    return fl_watch_create(s->loop, info->epoll_fd, POLLIN, on_ready, s, &s->watch, err);
+    s->tls = s->c.tls;
+    if (s->tls && MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES)
+        st = fl_fail(err, FL_UNSUPPORTED, "libmicrohttpd was built without TLS here");
+    else
+        st = mhd_next(s, err);
+    if (st == FL_OK)
+        return http_door_create(s, fd, err);
+    close(fd);
+    return st;
 }
 
 static enum fl_status copy_names(struct http_server *s, const struct http_config *c,
@@ -451,7 +526,6 @@ enum fl_status http_server_create(struct fl_loop *l, const struct http_config *c
     s->c.connections_max = c->connections_max ? c->connections_max : HTTP_CONNECTIONS;
     s->c.idle_ms = c->idle_ms ? c->idle_ms : HTTP_IDLE_MS;
     s->port = c->port;
-    s->timer.fire = on_timer;
     s->kick.run = on_kick;
     st = copy_names(s, c, err);
     if (st == FL_OK)
@@ -484,8 +558,10 @@ static void answer_the_rest(struct http_server *s)
             again |= req->suspended;
             http_req_end(req);
         }
-        MHD_run(s->mhd);
-        MHD_run(s->mhd); /* one turn takes up what was woken, the next one writes */
+        for (struct http_mhd *m = s->mhd; m; m = m->older) {
+            MHD_run(m->daemon);
+            MHD_run(m->daemon); /* one turn takes up what was woken, the next one writes */
+        }
     }
 }
 
@@ -498,10 +574,11 @@ void http_server_destroy(struct http_server *s)
     if (s->mhd) {
         http_ws_end_all(s);
         answer_the_rest(s);
-        fl_watch_destroy(s->watch);
-        MHD_stop_daemon(s->mhd);
     }
-    fl_timer_cancel(&s->timer);
+    for (struct http_mhd *m = s->mhd, *older; m; m = older) {
+        older = m->older;
+        mhd_end(m);
+    }
     fl_task_cancel(s->loop, &s->kick);
     for (char **h = s->hosts; h && *h; h++)
         free(*h);

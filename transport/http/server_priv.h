@@ -84,18 +84,27 @@ struct http_conn { /* a connection, from its first byte to its last */
     bool far; /* not from loopback */
     struct fl_timer due;
 };
+/* One of libmicrohttpd's. It shows one certificate all its life: when there is a new one, another takes the connections that
+ * come, and the older one goes with its last. */
+struct http_mhd {
+    struct http_server *server;
+    struct http_mhd *older;
+    struct MHD_Daemon *daemon;
+    struct fl_watch *watch;
+    struct fl_timer timer;
+    unsigned n_conns;
+};
 struct http_server {
     struct fl_loop *loop;
     struct http_config c;
     char *host;
     char **hosts; /* copies, ended by NULL */
     uint16_t port;
-    struct MHD_Daemon *mhd;
+    struct http_mhd *mhd; /* the newest */
     struct door *door; /* in front of it: it listens */
-    bool tls;
+    struct tls_id *tls;   /* NULL: plain */
+    unsigned tls_turn;    /* of the certificate that the newest shows */
     unsigned n_conns, n_far;
-    struct fl_watch *watch;
-    struct fl_timer timer;
     struct fl_task kick;
     struct http_req *reqs;
     struct http_ws *sockets;
@@ -105,7 +114,8 @@ struct http_server {
 void http_kick(struct http_server *s); /* MHD has something to do */
 /* door.c */
 enum fl_status http_door_create(struct http_server *s, int fd_take, struct fl_err *err);
-void http_door_notify(void *server, struct MHD_Connection *conn, void **slot,
+struct http_mhd *http_mhd_for_new(struct http_server *s); /* who takes the next connection; server.c */
+void http_door_notify(void *mhd, struct MHD_Connection *conn, void **slot,
                       enum MHD_ConnectionNotificationCode what);
 void http_door_headers(struct http_req *req, uint64_t body_bytes); /* are whole, a body follows */
 void http_door_whole(struct http_req *req);                        /* so is the body            */

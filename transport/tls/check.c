@@ -4,6 +4,7 @@
 #include <openssl/x509v3.h>
 #include <string.h>
 
+#include "common/base/log.h"
 #include "common/base/str.h"
 #include "transport/tls/session.h"
 
@@ -65,13 +66,13 @@ static bool signed_by(const struct tls_id *id, X509 *cert, const char **why)
     X509 *x;
     bool ok = false;
 
-    b = BIO_new_mem_buf(id->ca, -1);
+    b = BIO_new_mem_buf(id->pem.ca, -1);
     while (store && b && (x = PEM_read_bio_X509(b, NULL, NULL, NULL))) {
         X509_STORE_add_cert(store, x);
         X509_free(x);
     }
     BIO_free(b);
-    b = BIO_new_mem_buf(id->cert, -1);
+    b = BIO_new_mem_buf(id->pem.cert, -1);
     while (chain && b && (x = PEM_read_bio_X509(b, NULL, NULL, NULL)))
         sk_X509_push(chain, x);
     BIO_free(b);
@@ -128,8 +129,8 @@ static enum fl_status check_all(const struct tls_id *id, X509 *cert, X509 *ca, E
 
 enum fl_status tls_id_check(const struct tls_id *id, struct fl_err *err)
 {
-    X509 *cert = first_cert(id->cert), *ca = first_cert(id->ca);
-    EVP_PKEY *key = read_key(id->key);
+    X509 *cert = first_cert(id->pem.cert), *ca = first_cert(id->pem.ca);
+    EVP_PKEY *key = read_key(id->pem.key);
     enum fl_status st = check_all(id, cert, ca, key, err);
 
     EVP_PKEY_free(key);
@@ -159,11 +160,14 @@ static void names_of(const X509 *cert, struct fl_str *out)
 
 enum fl_status tls_id_names(const struct tls_id *id, const char *host, struct fl_err *err)
 {
-    X509 *cert = first_cert(id->cert);
     char list[120];
     struct fl_str names = FL_STR_ON(list);
     struct in6_addr any;
     bool address = inet_pton(AF_INET, host, &any) == 1 || inet_pton(AF_INET6, host, &any) == 1;
+    pthread_mutex_lock(&tls_lock);
+    X509 *cert = first_cert(id->pem.cert);
+
+    pthread_mutex_unlock(&tls_lock);
     bool ok = cert && (address ? X509_check_ip_asc(cert, host, 0)
                                : X509_check_host(cert, host, 0, 0, NULL)) == 1;
 
@@ -179,6 +183,14 @@ enum fl_status tls_id_names(const struct tls_id *id, const char *host, struct fl
                    address ? "IP" : "DNS", host);
 }
 
+static void note(const struct tls_id *id, const struct fl_err *why)
+{
+    if (!why)
+        fl_info("a new certificate is shown from now on file=%s", id->cert_path);
+    else
+        fl_warn("the new certificate is not taken, the old one is shown on file=%s why=\"%s\"", id->cert_path, why->text);
+}
+
 enum fl_status tls_load(const struct tls_opts *o, enum tls_cover *cover, struct tls_id **out,
                         struct fl_err *err)
 {
@@ -189,6 +201,7 @@ enum fl_status tls_load(const struct tls_opts *o, enum tls_cover *cover, struct 
         return FL_OK;
     FL_TRY(tls_id_create(o->cert, o->key, o->ca, &id, err));
     FL_TRY(tls_id_check(id, err));
+    id->renewed = note;
     *out = FL_TAKE(id);
     return FL_OK;
 }

@@ -29,7 +29,7 @@ enum {
 
 // clang-format off
 #define ALL(X)                                                                                          \
-    X(SSL_CTX_new) X(SSL_CTX_free) X(TLS_method) X(SSL_CTX_use_certificate_chain_file)                  \
+    X(SSL_CTX_new) X(SSL_CTX_free) X(SSL_CTX_up_ref) X(TLS_method) X(SSL_CTX_use_certificate_chain_file)                  \
     X(SSL_CTX_use_PrivateKey_file) X(SSL_CTX_load_verify_locations) X(SSL_CTX_ctrl) X(SSL_CTX_set_options) X(SSL_CTX_set_verify) \
     X(SSL_new) X(SSL_free) X(SSL_set_bio) X(SSL_set_connect_state) X(SSL_set_accept_state)              \
     X(SSL_do_handshake) X(SSL_read) X(SSL_write) X(SSL_get_error) X(SSL_pending)                        \
@@ -82,15 +82,11 @@ static enum fl_status bad_file(const char *what, const char *path, struct fl_err
                    why ? why : "unknown");
 }
 
-static enum fl_status context_of(struct tls_id *id, bool client, SSL_CTX **out, struct fl_err *err)
+static enum fl_status context_make(const struct tls_id *id, SSL_CTX **out, struct fl_err *err)
 {
-    SSL_CTX *c = id ? id->session[client] : NULL;
+    SSL_CTX *c;
     enum fl_status st = FL_OK;
 
-    if (c) {
-        *out = c;
-        return FL_OK;
-    }
     c = FL_FAULT("tls.context") ? NULL : lib.SSL_CTX_new(lib.TLS_method());
     if (!c)
         return fl_fail(err, FL_EXHAUSTED, "no memory for TLS");
@@ -109,28 +105,51 @@ static enum fl_status context_of(struct tls_id *id, bool client, SSL_CTX **out, 
         lib.SSL_CTX_free(c);
         return st;
     }
-    if (id)
-        id->session[client] = c;
     *out = c;
     return FL_OK;
 }
 
+/* A reference of the caller's: the next one may have another. */
 static enum fl_status context(struct tls_id *id, bool client, SSL_CTX **out, struct fl_err *err)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* tls_diagnose() runs on the pool */
+    enum fl_status st = FL_OK;
+    SSL_CTX *c = NULL;
 
-    pthread_mutex_lock(&lock);
-    enum fl_status st = context_of(id, client, out, err);
-
-    pthread_mutex_unlock(&lock);
+    if (!id)
+        return context_make(NULL, out, err);
+    pthread_mutex_lock(&tls_lock); /* tls_diagnose() runs on the pool */
+    tls_look_locked(id);
+    c = id->session[client];
+    if (!c)
+        st = context_make(id, &c, err);
+    if (st == FL_OK) {
+        id->session[client] = c;
+        lib.SSL_CTX_up_ref(c);
+        *out = c;
+    }
+    pthread_mutex_unlock(&tls_lock);
     return st;
+}
+
+/* Whether the files fit is libssl's to say, and it reads them by itself. */
+enum fl_status tls_sessions_check(const struct tls_id *id, struct fl_err *err)
+{
+    SSL_CTX *c = NULL;
+
+    pthread_once(&lib.once, find_lib);
+    if (!lib.here)
+        return fl_fail(err, FL_UNSUPPORTED, "no libssl here that could say whether they fit");
+    FL_TRY(context_make(id, &c, err));
+    lib.SSL_CTX_free(c);
+    return FL_OK;
 }
 
 void tls_sessions_end(struct tls_id *id)
 {
     for (int i = 0; i < 2; i++)
         if (id->session[i])
-            lib.SSL_CTX_free(id->session[i]);
+            lib.SSL_CTX_free(id->session[i]); /* open sessions hold it */
+    id->session[0] = id->session[1] = NULL;
 }
 
 static enum fl_status begin(struct tls_session *s, SSL_CTX *ctx, const char *host,
@@ -176,8 +195,7 @@ enum fl_status tls_session_create(struct tls_id *id, int fd, const char *host,
     FL_TRY(context(id, host != NULL, &ctx, err));
     s = calloc(1, sizeof(*s));
     st = s ? begin(s, ctx, host, err) : fl_fail(err, FL_EXHAUSTED, "no memory for TLS");
-    if (!id)
-        lib.SSL_CTX_free(ctx); /* the session holds it */
+    lib.SSL_CTX_free(ctx); /* the session holds it */
     if (st != FL_OK) {
         tls_session_destroy(s);
         return st;

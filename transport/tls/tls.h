@@ -21,10 +21,23 @@ struct tls_opts {
 };
 extern const struct fl_opt tls_opt_table[]; /* of a struct tls_opts */
 
-struct tls_id { /* who this process is, to others; open, but session is session.c's */
+struct tls_pem {
+    char *cert, *key, *ca; /* as it was in the files */
+    unsigned turn;         /* how often they were taken anew until then */
+};
+struct tls_id { /* who this process is, to others; open, but what follows is read and written by tls alone */
     char cert_path[FL_PATH_MAX], key_path[FL_PATH_MAX], ca_path[FL_PATH_MAX];
-    char *cert, *key, *ca; /* PEM, as it was in the files */
+    /* Set it before the first connection. New files were taken (why NULL), or they do not fit and the old ones stay.
+     * On any thread, and it must not come back to tls: for the log. */
+    void (*renewed)(const struct tls_id *id, const struct fl_err *why);
+    uint64_t look_ns; /* the files are looked at no more often: a second */
+
+    struct tls_pem pem;
     void *session[2];
+    struct tls_stamp {
+        uint64_t device, file, bytes, changed_ns;
+    } seen[3];
+    uint64_t looked_ns;
 };
 /* Which it is, by the options and RAY_USE_TLS. FL_INVALID: on, and a file is not named. */
 enum fl_status tls_opts_cover(const struct tls_opts *o, enum tls_cover *out, struct fl_err *err);
@@ -33,6 +46,12 @@ enum fl_status tls_id_create(const char *cert, const char *key, const char *ca, 
                              struct fl_err *err);
 void tls_id_destroy(struct tls_id *id);
 FL_AUTO_DEFINE(tls_id)
+/* Certificates of a service that runs for weeks are replaced under it. Whoever begins a connection looks whether the
+ * files have become others; if all three were read whole and key and certificate are a pair, they are shown from then on,
+ * connections that are open keep what they have. Any thread. Sessions look by themselves. The turn: see tls_pem. */
+unsigned tls_id_look(struct tls_id *id);
+enum fl_status tls_id_pem(struct tls_id *id, struct tls_pem *out, struct fl_err *err); /* a copy; tls_pem_fini() */
+void tls_pem_fini(struct tls_pem *pem);
 
 /* ---- whether they fit (check.c, which alone links libcrypto) ---- */
 /* PEM, in their time, key and certificate a pair, signed by the CA. FL_INVALID: one sentence with
@@ -40,7 +59,7 @@ FL_AUTO_DEFINE(tls_id)
 enum fl_status tls_id_check(const struct tls_id *id, struct fl_err *err);
 /* The certificate names host, an address or a name; else FL_INVALID says what it names. */
 enum fl_status tls_id_names(const struct tls_id *id, const char *host, struct fl_err *err);
-/* All of it: *out stays NULL with TLS_OFF. */
+/* All of it, for a program: what becomes of new files is in its log. *out stays NULL with TLS_OFF. */
 enum fl_status tls_load(const struct tls_opts *o, enum tls_cover *cover, struct tls_id **out,
                         struct fl_err *err);
 

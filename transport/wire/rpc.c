@@ -13,6 +13,7 @@
 #include <grpc/grpc_security.h>
 #include <grpc/support/alloc.h>
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -40,6 +41,7 @@ enum {
     SERVER_KEEP_MS = 60000,
     KNOCKS = 256 /* connections that have said nothing yet */
 };
+#define NONE_SHOWN UINT_MAX
 #define METHOD "/furlong.Wire/Stream"
 #define MARK "furlong" /* in the server's first metadata: it is one of ours */
 
@@ -653,25 +655,21 @@ static bool is_ours(const grpc_metadata_array *m)
     return false;
 }
 
-static grpc_channel_credentials *channel_creds(const struct tls_id *id)
+/* NULL: no memory, or files that gRPC does not take. */
+static grpc_channel_credentials *channel_creds(struct tls_id *id)
 {
-    grpc_ssl_pem_key_cert_pair pair;
+    struct tls_pem pem;
 
     if (!id)
         return grpc_insecure_credentials_create();
-    pair = (grpc_ssl_pem_key_cert_pair){ id->key, id->cert };
-    return grpc_ssl_credentials_create_ex(id->ca, &pair, NULL, NULL);
-}
+    (void)tls_id_look(id);
+    if (tls_id_pem(id, &pem, NULL) != FL_OK)
+        return NULL;
+    grpc_ssl_pem_key_cert_pair pair = { pem.key, pem.cert };
+    grpc_channel_credentials *c = grpc_ssl_credentials_create_ex(pem.ca, &pair, NULL, NULL);
 
-static grpc_server_credentials *server_creds(const struct tls_id *id)
-{
-    grpc_ssl_pem_key_cert_pair pair;
-
-    if (!id)
-        return grpc_insecure_server_credentials_create();
-    pair = (grpc_ssl_pem_key_cert_pair){ id->key, id->cert };
-    return grpc_ssl_server_credentials_create_ex(
-        id->ca, &pair, 1, GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, NULL);
+    tls_pem_fini(&pem);
+    return c;
 }
 
 static void dialled(void *owner, bool ok)
@@ -712,6 +710,11 @@ static enum fl_status rpc_dial(struct fl_loop *l, const struct stream_to *to,
     snprintf(target, sizeof(target), "dns:///%s", k->target);
     k->tls = to->tls;
     creds = channel_creds(to->tls);
+    if (!creds) {
+        fl_loop_hold(l); /* as a line that is dropped */
+        line_free(k);
+        return fl_fail(err, FL_EXHAUSTED, "no memory for a connection to %s", to->target);
+    }
     k->channel = grpc_channel_create(target, creds, &args);
     grpc_channel_credentials_release(creds);
     k->call = grpc_channel_create_call(k->channel, NULL, GRPC_PROPAGATE_DEFAULTS, hub.cq,
@@ -734,6 +737,8 @@ struct rpc_port {
     struct fl_loop *loop;
     grpc_server *server;
     grpc_server_credentials *creds;
+    struct tls_id *tls;
+    unsigned shown;    /* turn of the certificate; NONE_SHOWN before the first */
     struct door *door; /* without TLS: it listens, gRPC has the connections of who speaks it */
     struct rpc_tag next, down;
     grpc_call *call;
@@ -741,6 +746,34 @@ struct rpc_port {
     grpc_metadata_array metadata;
     bool paused, closed;
 };
+
+/* gRPC asks with each connection that begins, one at a time, on whichever thread. */
+static grpc_ssl_certificate_config_reload_status shown_now(void *arg,
+                                                           grpc_ssl_server_certificate_config **out)
+{
+    struct rpc_port *p = arg;
+    struct tls_pem pem;
+
+    if (tls_id_look(p->tls) == p->shown)
+        return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    if (tls_id_pem(p->tls, &pem, NULL) != FL_OK)
+        return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_FAIL;
+    grpc_ssl_pem_key_cert_pair pair = { pem.key, pem.cert };
+
+    *out = grpc_ssl_server_certificate_config_create(pem.ca, &pair, 1);
+    p->shown = pem.turn;
+    tls_pem_fini(&pem);
+    return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+}
+
+static grpc_server_credentials *server_creds(struct rpc_port *p)
+{
+    if (!p->tls)
+        return grpc_insecure_server_credentials_create();
+    return grpc_ssl_server_credentials_create_with_options(
+        grpc_ssl_server_credentials_create_options_using_config_fetcher(
+            GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, shown_now, p));
+}
 
 static void port_free(struct rpc_port *p)
 {
@@ -944,7 +977,9 @@ static enum fl_status rpc_listen(struct fl_loop *l, const struct stream_to *at, 
     tag_init(&p->down, l, p, port_down);
     p->server = server_create();
     grpc_server_register_completion_queue(p->server, hub.cq, NULL);
-    p->creds = server_creds(at->tls);
+    p->tls = at->tls;
+    p->shown = NONE_SHOWN;
+    p->creds = server_creds(p);
     st = port_open(p, at, fd, err);
     grpc_server_start(p->server);
     if (st != FL_OK) {
