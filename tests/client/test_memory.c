@@ -216,14 +216,10 @@ static void slots_fail_without_a_trace(void **state)
     int fds;
 
     (void)state;
+    if (t_on_cuda())
+        t_skip("a driver keeps descriptors of its own: ours are counted on the fake");
     t_ok(slots_home_find(&f, NULL, 0, &o, &h, &err), &err);
     h.set = "sweep";
-    for (unsigned nth = 0; nth < 2; nth++) { /* what a driver opens at first stays open */
-        fl_fault_arm(nth);
-        t_int_eq(slots_alloc(&h, 3 * MIB, &m, &err) == FL_OK, nth == 0);
-        fl_fault_disarm();
-        slots_free(&m);
-    }
     for (unsigned offered = 0; offered < 2; offered++) {
         enum fl_status st = FL_EXHAUSTED;
 
