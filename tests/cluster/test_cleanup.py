@@ -12,6 +12,7 @@ import harness
 from harness import BIN, Place, alive, hosts, place, wait_for
 from runs import Run
 from seats import MIB, SEATS, Seats, devices, fakes
+from submitting import by_name
 
 FLAGS = ["--num-rollout=4", "--rollout-batch-size=8", "--n-samples-per-prompt=4", "--seed=7"]
 HELD = {"SEATS_BYTES": str(64 * MIB)}
@@ -105,7 +106,10 @@ def p101_stop_leaves_others_alone():
             theirs = [i["pid"] for i in q.info("h") + q.info("n")]
             p.furlong("stop", check=0)
             assert not [x for x in mine if alive(x)] and all(alive(x) for x in theirs) and other.poll() is None
-            p.run("furlong", "stop", "--force") if "--force" in p.furlong("stop", "--help").out else p.furlong("stop")
+            p.start_head("--num-gpus=1")
+            mine = [i["pid"] for i in p.info("h") + p.info("n")]
+            by_name(p).run("ray", "stop", "--force", check=0)  # as launchers do it first of all
+            assert not [x for x in mine if alive(x)]
             assert all(alive(x) for x in theirs) and other.poll() is None
             assert q.furlong("status", "--json", check=0).json()["state"] == "READY"
         finally:

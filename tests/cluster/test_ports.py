@@ -44,7 +44,7 @@ def ephemeral():
 def p48_many_engines_and_not_one_port_twice():
     with place() as p:
         p.start_head("--num-gpus=65")
-        for turn in range(2):  # by a placement: a block in a row for each engine, and where trainers meet
+        for turn in range(20):  # by a placement: a block in a row for each engine, and where trainers meet
             s = Seats(p, "--actor-num-nodes=1", "--actor-num-gpus-per-node=1", "--rollout-num-gpus=64", "--num-gpus-per-node=65", launch=(), name=f"s{turn}")
             s.up()
             own = ports(p, lambda r: r.get("job") == f"s{turn}" and r["role"] == "rollout")

@@ -72,7 +72,7 @@ def p05_a_folder_that_is_too_large_is_refused_here():
         f.write("print('ran')")
     r = p.furlong("job", "submit", f"--upload={wd}", "--", "python3", "main.py", check=0)
     assert r.out == "ran\n", r
-    fill(f"{wd}/wandb/run-1/files", 20000, 6144)
+    fill(f"{wd}/wandb/run-1/files", 60000, 2048)
     fill(f"{wd}/data/raw", 3, 20 << 20)
     for name in "abcde":
         fill(f"{wd}/small-{name}", 1, ord(name) << 10)
