@@ -1,6 +1,7 @@
 /* The clients that block: a request, a certificate that is looked at, a socket that is read to its
  * end */
 #include <arpa/inet.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -240,6 +241,39 @@ static void *garbage_thread(void *arg)
     }
 }
 
+/* A byte now and then, which never makes an answer. */
+static void *trickle_thread(void *arg)
+{
+    int c = accept(*(int *)arg, NULL, NULL);
+    struct pollfd gone = { .fd = c, .events = POLLRDHUP };
+
+    while (c >= 0 && poll(&gone, 1, 10) == 0 && send(c, "H", 1, MSG_NOSIGNAL) == 1)
+        continue;
+    close(c);
+    return NULL;
+}
+
+static void waits_for_no_trickle(void **state)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t len = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct fl_err err = { 0 };
+    char url[64];
+    pthread_t t;
+
+    (void)state;
+    t_true(fd >= 0 && bind(fd, (struct sockaddr *)&at, len) == 0 && listen(fd, 4) == 0 &&
+           getsockname(fd, (struct sockaddr *)&at, &len) == 0);
+    t_true(pthread_create(&t, NULL, trickle_thread, &fd) == 0);
+    snprintf(url, sizeof(url), "http://127.0.0.1:%u/x", ntohs(at.sin_port));
+    t_refused(http_ws_read(&(struct http_ask){ .url = url, .timeout_ms = 300, .piece = on_heard },
+                           -1, &err),
+              FL_TIMEOUT, &err);
+    pthread_join(t, NULL);
+    close(fd);
+}
+
 static void reads_no_garbage(void **state)
 {
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -272,6 +306,7 @@ int main(void)
         WEB_PLAIN(says_what_is_wrong_with_tls),
         WEB_BOTH(reads_sockets),
         WEB_PLAIN(reads_no_garbage),
+        WEB_PLAIN(waits_for_no_trickle),
     };
 
     return web_run("http fetch", tests);

@@ -147,7 +147,8 @@ const char *http_answer_header(const struct http_answer *a, const char *name, ch
 enum fl_status http_fetch(const struct http_ask *ask, struct http_answer *out, struct fl_err *err);
 
 /* Reads a WebSocket to its end: asks with Upgrade (ask->headers, token and all), hands each piece of text to ask->piece
- * (status 101), answers pings, and gives up a server that is silent for a minute and answers none itself.
+ * (status 101), answers pings, and gives up a server that is silent for a minute and answers none itself. timeout_ms is
+ * for connecting and the answer to Upgrade.
  *
  * stop_fd       readable: reading ends; -1: nothing stops it
  * FL_OK         closed by the server in the proper way

@@ -29,6 +29,7 @@ struct reading {
     char answer[ANSWER_MAX + 1];
     size_t len, from; /* bytes behind the headers are frames already: [from, len) */
     bool ended, text;
+    uint64_t due_ms; /* of the answer to Upgrade, all of it */
     uint64_t heard_ms, pinged_ms;
     enum fl_status piece_st;
 };
@@ -39,6 +40,13 @@ static uint64_t now_ms(void)
 
     clock_gettime(CLOCK_BOOTTIME, &t);
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static uint32_t left_ms(const struct reading *r)
+{
+    uint64_t now = now_ms();
+
+    return now < r->due_ms ? (uint32_t)(r->due_ms - now) : 0;
 }
 
 /* FL_OK: events are there, or ms have passed (*none). */
@@ -85,8 +93,8 @@ static enum fl_status send_all(struct reading *r, const char *data, size_t len, 
         len -= n;
         if (rc != CURLE_AGAIN)
             continue;
-        FL_TRY(wait_for(r, POLLOUT, HTTP_CONNECT_MS, &none, err));
-        if (none)
+        FL_TRY(wait_for(r, POLLOUT, left_ms(r), &none, err));
+        if (none && !left_ms(r))
             return fl_fail(err, FL_TIMEOUT, "%s takes no request", r->ask->url);
     }
     return FL_OK;
@@ -95,7 +103,7 @@ static enum fl_status send_all(struct reading *r, const char *data, size_t len, 
 /* Adds what has come to answer. FL_UNREACHABLE: closed. */
 static enum fl_status receive_some(struct reading *r, struct fl_err *err)
 {
-    for (;;) {
+    while (left_ms(r)) {
         size_t n = 0;
         bool none;
         CURLcode rc = curl_easy_recv(r->easy, r->answer + r->len, ANSWER_MAX - r->len, &n);
@@ -107,10 +115,9 @@ static enum fl_status receive_some(struct reading *r, struct fl_err *err)
         }
         if (rc != CURLE_AGAIN)
             return fl_fail(err, FL_UNREACHABLE, "%s: closed before it answered", r->ask->url);
-        FL_TRY(wait_for(r, POLLIN, HTTP_TIMEOUT_MS, &none, err));
-        if (none)
-            return fl_fail(err, FL_TIMEOUT, "%s does not answer", r->ask->url);
+        FL_TRY(wait_for(r, POLLIN, left_ms(r), &none, err));
     }
+    return fl_fail(err, FL_TIMEOUT, "%s does not answer in time", r->ask->url);
 }
 
 /* ==== Upgrade
@@ -331,6 +338,7 @@ enum fl_status http_ws_read(const struct http_ask *ask, int stop_fd, struct fl_e
     }
     r->ask = ask;
     r->stop_fd = stop_fd;
+    r->due_ms = now_ms() + (ask->timeout_ms ? ask->timeout_ms : HTTP_TIMEOUT_MS);
     st = connect_to(r, &t, err);
     if (st == FL_OK)
         st = upgrade(r, err);
