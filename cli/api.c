@@ -36,13 +36,30 @@ enum fl_status cli_url_of(const char *address, char url[CLI_URL_BYTES], struct f
     return s.cut ? fl_fail(err, FL_INVALID, "address '%.40s...' is too long", address) : FL_OK;
 }
 
+/* A job's name may hold what no URL does. */
+static void add_path(struct fl_str *out, const char *path)
+{
+    for (const char *p = path; *p; p++) {
+        unsigned char ch = (unsigned char)*p;
+        bool escape = ch == '%' && isxdigit((unsigned char)p[1]) && isxdigit((unsigned char)p[2]);
+
+        if (ch <= ' ' || ch >= 0x7f || strchr("\"<>#^`{|}", ch) || (ch == '%' && !escape))
+            fl_str_add(out, "%%%02X", ch);
+        else
+            fl_str_add_bytes(out, p, 1);
+    }
+}
+
 enum fl_status cli_request(const struct cli_cluster *c, const char *method, const char *path, const char *own,
                            uint32_t timeout_ms, struct cli_request *r, struct fl_err *err)
 {
+    struct fl_str url = FL_STR_ON(r->url);
     size_t n = 0;
 
     *r = (struct cli_request){ .ask = { .method = method, .timeout_ms = timeout_ms, .answer_max_bytes = c->answer_max_bytes, .unverified = c->unverified } };
-    if ((size_t)snprintf(r->url, sizeof(r->url), "%s%s", c->url, path) >= sizeof(r->url))
+    fl_str_add(&url, "%s", c->url);
+    add_path(&url, path);
+    if (url.cut)
         return fl_fail(err, FL_INVALID, "request to %.80s: the path %.60s... is too long", c->url, path);
     if (own)
         r->headers[n++] = own;
@@ -330,7 +347,13 @@ enum fl_status cli_ask(const struct cli_cluster *c, const char *method, const ch
                        "HTTP port, 8265 by default", c->url);
     if (st == FL_OK)
         note_release(c, out);
-    return st == FL_OK ? FL_OK : fl_wrap(err, st, "head at %s", c->url);
+    if (st == FL_OK)
+        return FL_OK;
+    size_t where = strlen(r.url) + 2; /* "URL: " says again what stands in front of it */
+
+    if (err && strlen(err->text) > where && strncmp(err->text, r.url, where - 2) == 0)
+        memmove(err->text, err->text + where, strlen(err->text) + 1 - where);
+    return fl_wrap(err, st, "head at %s", c->url);
 }
 
 enum fl_status cli_fetch(const struct cli_cluster *c, const char *method, const char *path,

@@ -41,6 +41,8 @@ static void test_nothing_is_shown_where_there_is_nothing(void **state)
     t_true(!r.ask.headers[0] && !r.ask.method && r.ask.unverified);
     t_str_eq(r.ask.ca_path, "/tmp/rays.crt");
     unsetenv("RAY_TLS_CA_CERT");
+    t_ok(cli_request(&c, NULL, "/api/jobs/a b%c#\xc3\xa9/logs?x=%20&y={1}", NULL, 0, &r, &err), &err);
+    t_str_eq(r.ask.url, "http://head:8265/api/jobs/a%20b%25c%23%C3%A9/logs?x=%20&y=%7B1%7D");
     memset(path, 'x', sizeof(path) - 1);
     path[0] = '/';
     path[sizeof(path) - 1] = 0;

@@ -224,6 +224,14 @@ def test_what_a_list_says_of_jobs():
     assert len(row) == 1 and row[0].endswith("Job entrypoint command failed with exit code 7"), row
     said = p.furlong("job", "status", "l1", check=0).out
     assert "exit code 7\n" in said and "what it printed: furlong job logs l1\n" in said and "Runtime env" not in said, said
+    odd = "a b%c #1"
+    r = p.furlong("job", "submit", f"--submission-id={odd}", "--", "echo odd")
+    assert r.code == 0 and r.out == "odd\n", r
+    for words, out in ((["logs", odd], "odd\n"), (["stop", odd], "it had ended already\n")):
+        assert p.furlong("job", *words, check=0).out == out, words
+    assert f"job {odd}: SUCCEEDED" in p.furlong("job", "status", odd, check=0).out
+    r = p.furlong("status", "--address=127.0.0.1:1")
+    assert r.code == 1 and r.err.count("http://127.0.0.1:1") == 1 and "onnect" in r.err, r
     r = p.furlong("list", "nodess")
     assert r.code == 2 and r.err.endswith("is none of nodes, devices, jobs, workers, groups, leases, ports; did you mean nodes?\n"), r
 
