@@ -1,6 +1,8 @@
 /* A run on a head of Ray's: the package, the submission, the following */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +19,7 @@
 #include "common/base/str.h"
 
 extern char **environ;
-enum { FILES_MAX = 256, TRACE_MAX = 64 << 10, LINE_MAX_BYTES = 1 << 20, WORDS_MAX = FL_OPT_MAX + 16 };
+enum { FILES_MAX = 256, TRACE_MAX = 64 << 10, LINE_MAX_BYTES = 1 << 20, LOADER_MS = 10000, WORDS_MAX = FL_OPT_MAX + 16 };
 
 /* ==== what is sent ================================================================================= */
 struct parcel {
@@ -77,14 +79,32 @@ void external_libraries(const char *trace, void (*each)(void *arg, const char *n
     }
 }
 
+/* All that comes until its end; false: that did not come within LOADER_MS of silence, or is longer than out. */
+static bool read_end(int fd, char out[TRACE_MAX])
+{
+    struct pollfd p = { .fd = fd, .events = POLLIN };
+    size_t len = 0;
+    ssize_t n = 1;
+
+    while (n > 0 && len < TRACE_MAX - 1) {
+        int ready = poll(&p, 1, LOADER_MS);
+
+        if (ready < 0 && errno == EINTR)
+            continue;
+        n = ready > 0 ? read(fd, out + len, TRACE_MAX - 1 - len) : -1;
+        len += n > 0 ? (size_t)n : 0;
+    }
+    out[len] = 0;
+    return n == 0;
+}
+
 /* What the loader would load for a program of ours: it says so, and does not run it. */
 static enum fl_status trace(const char *path, char out[TRACE_MAX], struct fl_err *err)
 {
     char *argv[] = { (char *)(uintptr_t)path, NULL }, *env[] = { "LD_TRACE_LOADED_OBJECTS=1", NULL };
     posix_spawn_file_actions_t files;
-    size_t len = 0;
-    ssize_t n;
     int fds[2], rc, ws;
+    bool whole = false;
     pid_t pid;
 
     if (pipe2(fds, O_CLOEXEC) < 0)
@@ -94,14 +114,15 @@ static enum fl_status trace(const char *path, char out[TRACE_MAX], struct fl_err
     rc = posix_spawn(&pid, path, &files, NULL, argv, env);
     posix_spawn_file_actions_destroy(&files);
     close(fds[1]);
-    while (!rc && len < TRACE_MAX - 1 && ((n = read(fds[0], out + len, TRACE_MAX - 1 - len)) > 0 || (n < 0 && errno == EINTR)))
-        len += n > 0 ? (size_t)n : 0;
-    out[len] = 0;
+    if (!rc && !(whole = read_end(fds[0], out)))
+        (void)kill(pid, SIGKILL); /* our child, not reaped yet */
     close(fds[0]);
     while (!rc && waitpid(pid, &ws, 0) < 0 && errno == EINTR)
         ;
     errno = rc;
-    return rc ? fl_fail_errno(err, "start %s", path) : FL_OK;
+    return rc      ? fl_fail_errno(err, "start %s", path)
+           : whole ? FL_OK
+                   : fl_fail(err, FL_TIMEOUT, "the loader did not say within %d s which libraries %.160s needs", LOADER_MS / 1000, path);
 }
 
 /* Every program that a run needs, and their libraries. The keeper is static: it has none, and would really start. */
