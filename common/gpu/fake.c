@@ -30,8 +30,7 @@ struct held { /* what one process holds: a file of this form, named by its pid *
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct held alone, *mine = &alone; /* alone: nobody else looks */
 
-/* ---- devices ----------------------------------------------------------------------------------
- */
+/* ---- devices ---- */
 
 enum fl_status gpu_fake_shape(const char *word, struct fl_err *err)
 {
@@ -139,8 +138,7 @@ void fake_pci(size_t device, char out[32])
     snprintf(out, 32, "00000000:%02zX:00.0", device + 1);
 }
 
-/* ---- what this process holds ------------------------------------------------------------------
- */
+/* ---- what this process holds ---- */
 
 /* Without the folder, or where it cannot be written, nobody else sees it. Under the lock. */
 static void show(void)
@@ -199,8 +197,7 @@ uint64_t fake_held(size_t device)
     return bytes;
 }
 
-/* ---- what all hold ----------------------------------------------------------------------------
- */
+/* ---- what all hold ---- */
 
 /* false: that process is no more, and its note goes. */
 static bool read_held(const char *dir, const char *pid, struct held *out)

@@ -126,8 +126,7 @@ static enum fl_status find(struct gpu_watch *w, const char *uuid, nvml_device *o
     return r == NVML_OK ? FL_OK : failed(w, r, "look it up", uuid, err);
 }
 
-/* ---- the list ---------------------------------------------------------------------------------
- */
+/* ---- the list ---- */
 
 static int numa_of(const char *pci)
 {
@@ -233,8 +232,7 @@ enum fl_status gpu_watch_list(struct gpu_watch *w, struct gpu_seen *out, size_t 
     return FL_OK;
 }
 
-/* ---- one device -------------------------------------------------------------------------------
- */
+/* ---- one device ---- */
 
 static enum fl_status fake_used(const char *uuid, uint64_t *used_bytes, struct fl_err *err)
 {

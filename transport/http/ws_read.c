@@ -62,8 +62,7 @@ static enum fl_status wait_for(struct reading *r, short events, uint32_t ms, boo
     return p[1].revents ? fl_fail(err, FL_CANCELLED, "reading %s was stopped", r->ask->url) : FL_OK;
 }
 
-/* ==== the connection
- * =============================================================================== */
+/* ==== the connection ==== */
 static enum fl_status connect_to(struct reading *r, struct http_transfer *t, struct fl_err *err)
 {
     curl_socket_t fd = CURL_SOCKET_BAD;
@@ -120,8 +119,7 @@ static enum fl_status receive_some(struct reading *r, struct fl_err *err)
     return fl_fail(err, FL_TIMEOUT, "%s does not answer in time", r->ask->url);
 }
 
-/* ==== Upgrade
- * ====================================================================================== */
+/* ==== Upgrade ==== */
 static enum fl_status send_request(struct reading *r, const char *key, struct fl_err *err)
 {
     char text[REQUEST_MAX];
@@ -212,8 +210,7 @@ static enum fl_status upgrade(struct reading *r, struct fl_err *err)
     return FL_OK;
 }
 
-/* ==== frames
- * ======================================================================================= */
+/* ==== frames ==== */
 static ssize_t on_recv(wslay_event_context_ptr ctx, uint8_t *buf, size_t len, int flags, void *arg)
 {
     struct reading *r = arg;

@@ -92,8 +92,7 @@ static struct nccl_stage *stage_next(struct nccl *k, struct fl_err *err)
     }
     return s;
 }
-/* ==== calls ====================================================================================
- */
+/* ==== calls ==== */
 /* FL_AGAIN: not taken yet. */
 enum fl_status nccl_comm_state(struct nccl *k, struct fl_err *err)
 {

@@ -24,8 +24,7 @@ struct tail {
     uint8_t buf[NODE_PUSH_BYTES + 256]; /* what is being sent; one at a time */
 };
 
-/* ---- who wrote something -----------------------------------------------------------------------
- */
+/* ---- who wrote something ---- */
 
 static void unwatch(struct tail *t, struct follow *f)
 {
@@ -125,8 +124,7 @@ void node_tail_destroy(struct tail *t)
     free(t);
 }
 
-/* ---- how far the head has it -------------------------------------------------------------------
- */
+/* ---- how far the head has it ---- */
 
 /* Not synced: it survives this process, and a machine that goes takes the outputs along. */
 static void pushed_write(const struct worker *w)
@@ -190,8 +188,7 @@ void node_follow_close(struct worker *w)
     w->pushed_fd = -1;
 }
 
-/* ---- pushing -----------------------------------------------------------------------------------
- */
+/* ---- pushing ---- */
 
 static uint64_t size_of(const struct follow *f)
 {

@@ -15,8 +15,7 @@
 
 enum { ITEMS_MAX = 256, E4 = 10000 };
 
-/* ---- building the message ----------------------------------------------------------------------
- */
+/* ---- building the message ---- */
 
 static bool grow(void ***list, size_t *n, void *item)
 {
@@ -93,8 +92,7 @@ static enum fl_status add_device(Fl__Inventory *inv, const char *id, const struc
     return ok ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for the inventory");
 }
 
-/* ---- cores and memory --------------------------------------------------------------------------
- */
+/* ---- cores and memory ---- */
 
 static bool read_text(const char *path, char *buf, size_t cap)
 {
@@ -233,8 +231,7 @@ static int64_t memory_e4(uint64_t asked)
     return (int64_t)(least(have, INT64_MAX / E4) * E4);
 }
 
-/* ---- devices -----------------------------------------------------------------------------------
- */
+/* ---- devices ---- */
 
 static enum fl_status devices_logical(const struct node_config *cfg, const struct node_visible *v,
                                       Fl__Inventory *inv, struct fl_err *err)
@@ -308,8 +305,7 @@ static enum fl_status devices(const struct node_config *cfg, const char *visible
     return cfg->gpus > 0 ? devices_logical(cfg, &v, inv, err) : FL_OK;
 }
 
-/* ---- the user's own ----------------------------------------------------------------------------
- */
+/* ---- the user's own ---- */
 
 enum fl_status node_labels_parse(const char *text, Fl__Inventory *into, struct fl_err *err)
 {

@@ -36,8 +36,7 @@ static void drop(struct leases *s, size_t i)
     s->due_ns[i] = s->due_ns[s->n];
 }
 
-/* ---- on disk -----------------------------------------------------------------------------------
- */
+/* ---- on disk ---- */
 
 static enum fl_status store(const struct leases *s, struct fl_err *err)
 {
@@ -84,8 +83,7 @@ static enum fl_status load(struct leases *s, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- the hold ----------------------------------------------------------------------------------
- */
+/* ---- the hold ---- */
 
 static void hold_arm(struct leases *s)
 {
@@ -142,8 +140,7 @@ void node_leases_destroy(struct leases *s)
     free(s);
 }
 
-/* ---- prepare -----------------------------------------------------------------------------------
- */
+/* ---- prepare ---- */
 
 static const Fl__Amount *total_of(const struct leases *s, const char *name)
 {
@@ -273,8 +270,7 @@ enum fl_status node_leases_prepare(struct leases *s, const Fl__LeasePrepare *m,
     return FL_OK;
 }
 
-/* ---- commit and release ------------------------------------------------------------------------
- */
+/* ---- commit and release ---- */
 
 enum fl_status node_leases_commit(struct leases *s, const uint64_t *ids, size_t n,
                                   struct fl_err *err)

@@ -29,8 +29,7 @@ bool node_may_start(const struct node *n)
     return !n->ending;
 }
 
-/* ---- node.json ---------------------------------------------------------------------------------
- */
+/* ---- node.json ---- */
 
 static char *json_text(const struct node *n)
 {
@@ -96,8 +95,7 @@ void node_away(struct node *n)
     (void)json_write(n, NULL); /* what it says is older then */
 }
 
-/* ---- ending ------------------------------------------------------------------------------------
- */
+/* ---- ending ---- */
 
 static void on_end_task(struct fl_task *t)
 {
@@ -208,8 +206,7 @@ void node_fenced(struct node *n)
     node_worker_over(n);
 }
 
-/* ---- beginning ---------------------------------------------------------------------------------
- */
+/* ---- beginning ---- */
 
 static enum fl_status take_name(struct node *n, struct fl_err *err)
 {

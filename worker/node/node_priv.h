@@ -37,8 +37,7 @@ enum { LANE_CONTROL = 0, LANE_LOGS = 1, LANE_RELAY = 2, LANE_PACKAGES = 3 };
 struct node;
 struct worker;
 
-/* ---- follow.c: one output of a worker, on its way to the head ----------------------------------
- */
+/* ---- follow.c: one output of a worker, on its way to the head ---- */
 struct follow {
     struct worker *worker;
     uint32_t stream; /* 1: out, 2: err */
@@ -52,8 +51,7 @@ struct follow {
     uint64_t sent_end; /* of the push in flight */
 };
 
-/* ---- worker.c ----------------------------------------------------------------------------------
- */
+/* ---- worker.c ---- */
 struct devmem; /* devmem.c */
 struct line;   /* sock.c: a worker's connection */
 enum node_metric { NODE_WORKERS, NODE_STARTED, NODE_ENDED, NODE_PUSHED_BYTES, NODE_GONE_BYTES, NODE_JOINS, NODE_RELAYS, NODE_METRICS };
@@ -125,16 +123,14 @@ struct tail; /* one inotify descriptor for all of them */
 enum fl_status node_tail_create(struct node *n, struct tail **out, struct fl_err *err);
 void node_tail_destroy(struct tail *t);
 
-/* ---- sock.c: node.sock -------------------------------------------------------------------------
- */
+/* ---- sock.c: node.sock ---- */
 enum fl_status node_sock_open(struct node *n, struct fl_err *err);
 void node_sock_close(struct node *n);
 void node_line_destroy(struct line *l);
 enum fl_status node_line_event(struct worker *w, uint16_t method, struct fl_bytes body,
                                struct fl_err *err);
 
-/* ---- uplink.c: the stream to the head ----------------------------------------------------------
- */
+/* ---- uplink.c: the stream to the head ---- */
 struct uplink;
 enum fl_status node_uplink_create(struct node *n, struct uplink **out, struct fl_err *err);
 void node_uplink_destroy(struct uplink *u);
@@ -155,8 +151,7 @@ extern const size_t node_serve_n_methods;
 void node_serve_releases(struct node *n); /* answers releases that waited for workers to end */
 void node_serve_drop(struct node *n);     /* the stream is gone: nobody waits any more      */
 
-/* ---- node.c ------------------------------------------------------------------------------------
- */
+/* ---- node.c ---- */
 struct stray;   /* stray.c */
 struct packages; /* package.c */
 struct release; /* serve.c */

@@ -94,8 +94,7 @@ static void on_commit(void *service, struct call_req *req, const struct wire_msg
     fl__lease_ids__free_unpacked(m, NULL);
 }
 
-/* ---- release -----------------------------------------------------------------------------------
- */
+/* ---- release ---- */
 
 static bool held(const struct node *n, const struct release *r)
 {
@@ -190,8 +189,7 @@ void node_serve_drop(struct node *n)
     }
 }
 
-/* ---- workers -----------------------------------------------------------------------------------
- */
+/* ---- workers ---- */
 
 static void on_start(void *service, struct call_req *req, const struct wire_msg *w)
 {

@@ -19,8 +19,7 @@ struct relayed { /* a worker's call on its way to the head */
     struct call_req *req;
 };
 
-/* ---- what a worker says ------------------------------------------------------------------------
- */
+/* ---- what a worker says ---- */
 
 static void refuse(struct call_req *req, enum fl_status st, const char *text)
 {
@@ -84,8 +83,7 @@ static const struct call_method methods[] = {
     { FL_PROGRESS, "progress", on_progress, NULL, NULL },
 };
 
-/* ---- relays: bodies go through undecoded -------------------------------------------------------
- */
+/* ---- relays: bodies go through undecoded ---- */
 
 static void on_relayed(struct call_op *op, enum fl_status st, const struct wire_msg *reply,
                        const struct fl_err *err)
@@ -153,8 +151,7 @@ static void relay(void *service, struct call_req *req, const struct wire_msg *m)
     call_on_unwanted(req, on_unwanted, r);
 }
 
-/* ---- connections -------------------------------------------------------------------------------
- */
+/* ---- connections ---- */
 
 static void on_closed(void *service, const struct fl_err *why)
 {

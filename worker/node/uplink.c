@@ -75,8 +75,7 @@ bool node_uplink_joined(const struct uplink *u)
     return u && u->state == UP_JOINED;
 }
 
-/* ---- away and back -----------------------------------------------------------------------------
- */
+/* ---- away and back ---- */
 
 static void hang_up(struct uplink *u)
 {
@@ -151,8 +150,7 @@ static void on_orphan(struct fl_timer *t, uint64_t now_ns)
     node_stop(u->node, why, NODE_TERM_MS);
 }
 
-/* ---- join --------------------------------------------------------------------------------------
- */
+/* ---- join ---- */
 
 static void beat(struct uplink *u)
 {
@@ -384,8 +382,7 @@ static enum fl_status send_join(struct uplink *u, struct fl_err *err)
     return st;
 }
 
-/* ---- the stream --------------------------------------------------------------------------------
- */
+/* ---- the stream ---- */
 
 /* The head's term against the highest ever heard. false: not this head, not now. */
 static bool take_term(struct uplink *u, const struct fl_term *term)
@@ -492,8 +489,7 @@ static void dial(struct uplink *u)
         come_back(u, &err);
 }
 
-/* ---- own address -------------------------------------------------------------------------------
- */
+/* ---- own address ---- */
 
 static void look_work(struct fl_work *w)
 {
@@ -570,8 +566,7 @@ void node_uplink_may(struct uplink *u)
         connect_now(u);
 }
 
-/* ---- face --------------------------------------------------------------------------------------
- */
+/* ---- face ---- */
 
 enum fl_status node_uplink_create(struct node *n, struct uplink **out, struct fl_err *err)
 {

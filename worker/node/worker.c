@@ -48,8 +48,7 @@ size_t workers_alive(const struct node *n)
     return alive;
 }
 
-/* ---- what the head is told ---------------------------------------------------------------------
- */
+/* ---- what the head is told ---- */
 
 /* As the head shall see it: an end only when all that the worker wrote is with the head, or late.
  */
@@ -203,8 +202,7 @@ static void on_drain(struct fl_timer *t, uint64_t now_ns)
     worker_tell(w);
 }
 
-/* ---- life --------------------------------------------------------------------------------------
- */
+/* ---- life ---- */
 
 static void on_started(void *arg, struct proc *p, int pid)
 {
@@ -338,8 +336,7 @@ void worker_stop(struct worker *w, enum proc_cause cause, const char *text, uint
     stop_proc(w, term_ms);
 }
 
-/* ---- folders -----------------------------------------------------------------------------------
- */
+/* ---- folders ---- */
 
 static enum fl_status folder_file(const struct worker *w, const char *name,
                                   const ProtobufCMessage *m, struct fl_err *err)
@@ -477,8 +474,7 @@ void worker_destroy(struct worker *w, bool remove_folder)
     free(w);
 }
 
-/* ---- start and adopt ---------------------------------------------------------------------------
- */
+/* ---- start and adopt ---- */
 
 /* Where it starts: where it was told, else in the job's package, else where this daemon was
  * started, as with Ray. Python finds the packages before all else. */

@@ -54,8 +54,7 @@ PyObject *answer_tuple(struct furlong_answer *a)
     return NULL;
 }
 
-/* ---- one, and wait: asks of one, so that Ctrl-C ends the wait and cancels the call
- * --------------- */
+/* ---- one, and wait: asks of one, so that Ctrl-C ends the wait and cancels the call ---- */
 static enum fl_status ask_wait(struct py_run *r, struct furlong_asks *a, const struct words *w,
                                struct furlong_done *done, struct fl_err *err)
 {
@@ -111,8 +110,7 @@ PyObject *run_ask(PyObject *self, PyObject *args)
     return answer_tuple(&done.answer);
 }
 
-/* ---- several in flight
- * --------------------------------------------------------------------------*/
+/* ---- several in flight ---- */
 static PyTypeObject *asks_type;
 struct flying { /* what an ask in flight borrows */
     struct flying *next;

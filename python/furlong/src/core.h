@@ -56,8 +56,7 @@ void run_orphan(struct py_child *c); /* not in a list: fine */
 extern PyTypeObject *run_type;
 int run_init(PyObject *module);
 
-/* ---- op.c: a call that the library does not cut into slices, on a thread of its own
- * ------------*/
+/* ---- op.c: a call that the library does not cut into slices, on a thread of its own ---- */
 struct py_op {
     struct py_op *next;
     void (*work)(struct py_op *op); /* without the GIL: fills st, err and what it makes         */
@@ -94,8 +93,7 @@ PyObject *run_asks(PyObject *self, PyObject *args);
 PyObject *answer_tuple(struct furlong_answer *a_take); /* (body, blob) */
 int ask_init(PyObject *module);
 
-/* ---- view.c, tensor.c, weights.c
- * ---------------------------------------------------------------*/
+/* ---- view.c, tensor.c, weights.c ---- */
 PyObject *view_make(struct py_run *r, PyObject *owner, void *at, enum fl_dtype dtype, unsigned ndim,
                     const uint64_t *shape, bool readonly, int device,
                     Py_ssize_t *counted); /* NULL, or the owner's count of views */

@@ -38,8 +38,7 @@ static bool op_done(struct py_run *r, struct py_op *op)
     return false;
 }
 
-/* ---- place
- * -------------------------------------------------------------------------------------*/
+/* ---- place ---- */
 struct place_op {
     struct py_op op;
     struct furlong *f;
@@ -157,8 +156,7 @@ static PyObject *layout_print(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* ---- launch
- * ------------------------------------------------------------------------------------*/
+/* ---- launch ---- */
 struct launch_op {
     struct py_op op;
     struct furlong *f;
@@ -248,8 +246,7 @@ static PyObject *layout_launch(PyObject *self, PyObject *args)
     return (PyObject *)g;
 }
 
-/* ---- a group
- * -----------------------------------------------------------------------------------*/
+/* ---- a group ---- */
 enum group_turn { TURN_WAIT, TURN_RESTART, TURN_END };
 struct group_op {
     struct py_op op;
@@ -350,8 +347,7 @@ static void group_dealloc(PyObject *self)
     core_free(self);
 }
 
-/* ---- the same call to every member
- * ----------------------------------------------------------------*/
+/* ---- the same call to every member ---- */
 struct all_op {
     struct py_op op;
     struct furlong_group *g;
@@ -429,8 +425,7 @@ static PyObject *group_ask_all(PyObject *self, PyObject *args)
     return list;
 }
 
-/* ---- an update
- * -----------------------------------------------------------------------------------*/
+/* ---- an update ---- */
 struct update_op {
     struct py_op op;
     struct furlong_group *from, *to;

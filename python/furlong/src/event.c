@@ -7,8 +7,7 @@
 PyTypeObject *event_type;
 static PyTypeObject *blob_type;
 
-/* ---- a received blob: lives as long as anybody looks at it
- * --------------------------------------*/
+/* ---- a received blob: lives as long as anybody looks at it ---- */
 struct py_blob {
     PyObject_HEAD void *data; /* of an event: taken from it */
     size_t bytes;
@@ -77,8 +76,7 @@ static int blob_buffer(PyObject *self, Py_buffer *view, int flags)
     return PyBuffer_FillInfo(view, self, b->data ? b->data : none, (Py_ssize_t)b->bytes, 0, flags);
 }
 
-/* ---- the event
- * ---------------------------------------------------------------------------------*/
+/* ---- the event ---- */
 struct py_event {
     PyObject_HEAD struct py_run *run;
     struct furlong_call *call; /* NULL: answered */

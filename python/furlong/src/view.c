@@ -109,8 +109,7 @@ static int view_buffer(PyObject *self, Py_buffer *out, int flags)
     return 0;
 }
 
-/* ---- DLPack
- * ------------------------------------------------------------------------------------*/
+/* ---- DLPack ---- */
 struct shown {
     struct dl_managed m;
     int64_t shape[FL_DIMS];

@@ -23,8 +23,7 @@ struct py_weights {
     int device; /* -1: host memory */
 };
 
-/* ---- making one: the first copy and the talk about it are the library's
- * -----------------------------*/
+/* ---- making one: the first copy and the talk about it are the library's ---- */
 struct make_op {
     struct py_op op;
     struct furlong *f;
@@ -158,8 +157,7 @@ out:
     return (PyObject *)s;
 }
 
-/* ---- looking at it
- * -----------------------------------------------------------------------------*/
+/* ---- looking at it ---- */
 static bool held(const struct py_weights *s)
 {
     if (s->w)
@@ -223,8 +221,7 @@ static PyObject *weights_version(PyObject *self, PyObject *none)
                          (unsigned long long)digest[1]);
 }
 
-/* ---- the trainer's calls, and the engine's
- * -----------------------------------------------------------*/
+/* ---- the trainer's calls, and the engine's ---- */
 struct turn_op {
     struct py_op op;
     struct furlong_weights *w;
@@ -358,8 +355,7 @@ static PyObject *get_names(PyObject *self, void *closure)
     return PyDict_Keys(((struct py_weights *)self)->index);
 }
 
-/* ---- memory that can go and come back
- * ------------------------------------------------------------*/
+/* ---- memory that can go and come back ---- */
 struct py_memory {
     PyObject_HEAD struct py_run *run;
     struct py_child child;

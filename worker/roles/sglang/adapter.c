@@ -22,8 +22,7 @@ static uint32_t deadline_ms(const struct adapter *a, const struct furlong_event 
     return ev->budget_ms && ev->budget_ms < most ? ev->budget_ms : most;
 }
 
-/* ---- events
- * ------------------------------------------------------------------------------------------ */
+/* ---- events ---- */
 static enum fl_status on_pause(struct adapter *a, bool pause, uint32_t ms, struct fl_err *err)
 {
     if (a->paused == pause)
@@ -155,8 +154,7 @@ static enum fl_status serve(struct adapter *a, struct fl_err *err)
     return FL_OK;
 }
 
-/* ---- start
- * ------------------------------------------------------------------------------------------- */
+/* ---- start ---- */
 /* Before we join, so that the driver's --start-timeout watches over it and no event has to be
  * answered meanwhile. Whoever stops us now ends this process, and its keeper the server. */
 static enum fl_status wait_healthy(struct adapter *a, struct fl_err *err)

@@ -106,8 +106,7 @@ static enum fl_status http_go(struct calls *c, const char *path, const char *bod
     return http_start(c->client, &ask, call, err);
 }
 
-/* ---- generate ----------------------------------------------------------------------------------
- */
+/* ---- generate ---- */
 static void asked_free(struct asked *a)
 {
     if (a)
@@ -278,8 +277,7 @@ static void on_wanted(struct fl_timer *t, uint64_t now_ns)
     fl_timer_arm_in(c->loop, t, WANTED_MS);
 }
 
-/* ---- one request for the program's thread
- * ---------------------------------------------------------- */
+/* ---- one request for the program's thread ---- */
 static void post_over(struct calls_post *p)
 {
     uint64_t one = 1;
@@ -354,8 +352,7 @@ enum fl_status calls_post_end(struct calls_post *p, json_t **out, struct fl_err 
     return st;
 }
 
-/* ---- the server's life
- * ------------------------------------------------------------------------------ */
+/* ---- the server's life ---- */
 /* In flight: refused now, with the reason. */
 static void give_up(struct calls *c, const struct fl_err *why)
 {

@@ -30,8 +30,7 @@ bool sglang_version_parse(const char *text, uint64_t *version, char digest[33])
     return true;
 }
 
-/* ---- what is asked -----------------------------------------------------------------------------
- */
+/* ---- what is asked ---- */
 static enum fl_status version_check(const struct fl_json_at *at, const struct sglang_serves *now,
                                     struct fl_err *err)
 {
@@ -164,8 +163,7 @@ void sglang_gen_fini(struct sglang_gen *g)
     *g = (struct sglang_gen){ 0 };
 }
 
-/* ---- what goes out
- * ------------------------------------------------------------------------------- */
+/* ---- what goes out ---- */
 /* 31 bits that depend on seed, step, prompt and sample alone, not on which engine draws. */
 static json_int_t sample_seed(const struct sglang_gen *g, uint32_t prompt, uint32_t sample)
 {
@@ -200,8 +198,7 @@ char *sglang_gen_body(const struct sglang_gen *g, bool prompt_logprobs)
     return text;
 }
 
-/* ---- what came in
- * --------------------------------------------------------------------------------- */
+/* ---- what came in ---- */
 struct taking { /* all samples, one after the other */
     uint32_t n, n_tokens, room;
     int32_t *tokens, *lengths, *prompt_lengths;

@@ -26,8 +26,7 @@ struct group {
     bool made;
 };
 
-/* ---- the program
- * ------------------------------------------------------------------------------------ */
+/* ---- the program ---- */
 enum fl_status group_create(const char *command, struct calls *c, struct group **out,
                             struct fl_err *err)
 {
@@ -62,8 +61,7 @@ void group_destroy(struct group *g)
     free(g);
 }
 
-/* ---- commands
- * --------------------------------------------------------------------------------------- */
+/* ---- commands ---- */
 static enum fl_status wait_for(const struct group *g, short events, uint64_t end, uint32_t ms,
                                const char *what, struct fl_err *err)
 {

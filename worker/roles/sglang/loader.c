@@ -72,8 +72,7 @@ void loader_close(struct loader *l)
     l->fd = -1;
 }
 
-/* ---- what a rank gets ---------------------------------------------------------------------------
- */
+/* ---- what a rank gets ---- */
 static enum fl_status head_make(const struct weights_version *v, int *out, struct fl_err *err)
 {
     json_t *tensors = json_array();
@@ -151,8 +150,7 @@ static void rank_accept(struct serving *s)
     s->ranks[s->n++] = (struct rank){ .fd = fd };
 }
 
-/* ---- what it answers
- * ------------------------------------------------------------------------------ */
+/* ---- what it answers ---- */
 static void rank_said(struct serving *s, struct rank *r)
 {
     struct fl_err err = { 0 };

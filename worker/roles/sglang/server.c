@@ -111,8 +111,7 @@ enum fl_status sglang_do(const struct sglang_server *s, const char *path, json_t
     return st;
 }
 
-/* ---- our child --------------------------------------------------------------------------------
- */
+/* ---- our child ---- */
 static bool port_bind(uint16_t port, uint16_t *got)
 {
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) }, .sin_port = htons(port) };
@@ -312,8 +311,7 @@ void sglang_server_stop(struct sglang_server *s)
     s->pidfd = -1;
 }
 
-/* ---- what it says of itself --------------------------------------------------------------------
- */
+/* ---- what it says of itself ---- */
 /* The newer path, or what older releases call it. */
 static enum fl_status ask_either(const struct sglang_server *s, const char *path, const char *older,
                                  uint32_t ms, json_t **out, struct fl_err *err)

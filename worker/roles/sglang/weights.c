@@ -41,8 +41,7 @@ const char *weights_dtype(enum fl_dtype d)
     return (size_t)d < FL_LEN(names) ? names[d] : "?";
 }
 
-/* ---- ways
- * ------------------------------------------------------------------------------------------ */
+/* ---- ways ---- */
 struct way {
     const char *name;
     bool (*fits)(const struct weights *w, char *why, size_t cap); /* else why not */
@@ -159,8 +158,7 @@ static enum fl_status load(struct weights *w, const struct weights_version *v, b
     return st;
 }
 
-/* ---- a COMMIT
- * -------------------------------------------------------------------------------------- */
+/* ---- a COMMIT ---- */
 static enum fl_status coming(struct weights *w, struct weights_version *v, struct fl_err *err)
 {
     struct furlong_coming c;
@@ -208,8 +206,7 @@ enum fl_status weights_commit(struct weights *w, struct furlong_call *call, bool
     return FL_OK;
 }
 
-/* ---- the set
- * --------------------------------------------------------------------------------------- */
+/* ---- the set ---- */
 static enum fl_status folder_read(struct weights *w, struct fl_err *err)
 {
     const char *model = w->o->model ? w->o->model : w->s->model;
