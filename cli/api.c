@@ -379,7 +379,7 @@ enum fl_status cli_is_ours(const struct cli_cluster *c, bool *ours, json_t **ver
 
     FL_TRY(cli_ask(c, "GET", "/api/version", NULL, ASK_MS, &a, err));
     *ours = http_answer_header(&a, HTTP_PRODUCT_HEADER, text, sizeof(text)) != NULL;
-    st = a.status < 400 || *ours ? FL_OK : explain(c, "/api/version", &a, err);
+    st = a.status < 400 || (*ours && a.status != WRONG_PORT) ? FL_OK : explain(c, "/api/version", &a, err);
     if (st == FL_OK && a.status == 200)
         o = json_loadb(a.body, a.body_len, JSON_REJECT_DUPLICATES, NULL);
     http_answer_fini(&a);

@@ -332,6 +332,12 @@ def test_addresses(r):
         began = time.monotonic()
         code, _, err = r.sh(f"ray job list --address={address}")
         assert code == 1 and "ConnectionError" in err and time.monotonic() - began < 5 * harness.SLOW, (address, code, err)
+    train = f"{BIN}/furlong train --colocate --num-rollout=1 --rollout-batch-size=4"
+    for address in ("auto", "127.0.0.1:8265", "127.0.0.1:6379", "http://127.0.0.1:8265/"):  # an external cluster, also by the port that daemons join
+        code, _, err = r.sh(train, env={"MILES_SCRIPT_EXTERNAL_RAY": "1", "RAY_ADDRESS": address})
+        assert code == 0 and " on http://127.0.0.1:8265, " in err, (address, err)
+    code, _, err = r.sh(train, env={"MILES_SCRIPT_EXTERNAL_RAY": "1", "RAY_ADDRESS": "http://127.0.0.1:6379"})
+    assert code == 2 and "commands, jobs and browsers go to http://127.0.0.1:8265" in err, err
     code, _, err = r.sh("ray job list", env={"RAY_JOB_HEADERS": "no json"})
     assert code == 1 and "JSON" in err, err
 
