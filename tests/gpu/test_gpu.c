@@ -1,5 +1,6 @@
 /* every table keeps the same promises: chunks, mappings, two processes, exhaustion, faults;
  * FURLONG_GPU says which */
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -565,6 +566,48 @@ static int second(const char *mode)
     return 0;
 }
 
+/* What the program can reach there by itself: the kernel looks at the same rights. */
+static bool closed_to_us(uint64_t addr)
+{
+    int ends[2];
+
+    t_int_eq(pipe(ends), 0);
+    ssize_t n = write(ends[1], (const void *)(uintptr_t)addr, 1);
+    bool fault = n < 0 && errno == EFAULT;
+
+    close(ends[0]);
+    close(ends[1]);
+    t_true(fault || n == 1);
+    return fault;
+}
+
+/* As a real device's, where a test asks for it: what is forgotten in the table's functions is seen
+ * here. */
+static void a_guarded_fake_is_closed_to_the_program(void **state)
+{
+    struct gpu_chunk c;
+    uint64_t plain, open, addr;
+
+    (void)state;
+    struct dev d = dev_open();
+    t_ok(gpu->alloc(d.g, LEN, &open, &err), &err);
+    t_true(!closed_to_us(open), "without a guard it is ordinary memory");
+    t_int_eq(setenv("FURLONG_GPU_FAKE_GUARD", "1", 1), 0);
+    t_ok(gpu->alloc(d.g, LEN, &plain, &err), &err);
+    t_ok(gpu->chunk_create(d.g, info.granularity_bytes, &c, &err), &err);
+    mapped(&d, &c, &addr, true);
+    t_true(closed_to_us(plain) && closed_to_us(addr));
+    paint(&d, plain, MARK);
+    t_ok(gpu->copy(d.s, addr, plain, LEN, &err), &err);
+    t_true(painted(&d, addr, MARK), "the table reaches it");
+    t_true(closed_to_us(plain) && closed_to_us(addr), "and leaves it closed");
+    t_int_eq(unsetenv("FURLONG_GPU_FAKE_GUARD"), 0);
+    unmapped(&d, &c, addr);
+    gpu->free(d.g, plain);
+    gpu->free(d.g, open);
+    dev_close(&d);
+}
+
 int main(int argc, char **argv)
 {
     enum {
@@ -594,6 +637,7 @@ int main(int argc, char **argv)
         { cmocka_unit_test(daemons_see_devices_without_opening_them), EVERY },
         { cmocka_unit_test(the_probe_tries_what_the_driver_says), EVERY },
         { cmocka_unit_test(a_probe_that_cannot_share_says_why), HOST | FAKE },
+        { cmocka_unit_test(a_guarded_fake_is_closed_to_the_program), FAKE },
     };
     struct CMUnitTest tests[FL_LEN(all_tests)];
     size_t n_tests = 0;
