@@ -10,6 +10,7 @@
 #include "common/base/fault.h"
 #include "kernels/digest.h"
 #include "common/base/str.h"
+#include "tests/link/wait.h"
 #include "tests/t.h"
 #include "transport/link/dev.h"
 #include "transport/link/lossy.h"
@@ -49,21 +50,6 @@ static void place_of(const struct kind *k, struct link_place *out)
     t_ok(link_place_here(NULL, out, &err), &err);
     if (k->on_device)
         t_ok(link_place_device(out, device.uuid, &found, 1, &err), &err);
-}
-
-struct wait {
-    struct link_op op;
-    unsigned times;
-};
-
-static void came(struct link_op *op)
-{
-    container_of(op, struct wait, op)->times++;
-}
-
-static struct wait wait_for(void)
-{
-    return (struct wait){ .op = { .done = came } };
 }
 
 /* A source and a receiver on one loop, one memory each. */

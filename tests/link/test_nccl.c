@@ -4,6 +4,7 @@
 #include "common/base/fault.h"
 #include "common/base/str.h"
 #include "kernels/digest.h"
+#include "tests/link/wait.h"
 #include "tests/t.h"
 #include "transport/link/dev.h"
 #include "transport/link/link_priv.h"
@@ -12,21 +13,6 @@ enum { RANKS = 3, MIB = 1 << 20 };
 static struct gpu_info devices[RANKS];
 static void (*silence)(int rank);
 static int (*aborts)(void);
-
-struct wait {
-    struct link_op op;
-    unsigned times;
-};
-
-static void came(struct link_op *op)
-{
-    container_of(op, struct wait, op)->times++;
-}
-
-static struct wait wait_for(void)
-{
-    return (struct wait){ .op = { .done = came } };
-}
 
 struct team {
     struct fl_loop *loop;

@@ -6,6 +6,7 @@
 #include "kernels/digest.h"
 #include "tests/gpu/mem.h"
 #include "tests/gpu/two.h"
+#include "tests/link/wait.h"
 #include "tests/t.h"
 #include "transport/link/dev_priv.h"
 #include "transport/link/link_priv.h"
@@ -19,21 +20,6 @@ static void needs(unsigned n)
 {
     if (n_devices < n)
         t_skip("%u devices are wanted, this machine has %zu", n, n_devices);
-}
-
-struct wait {
-    struct link_op op;
-    unsigned times;
-};
-
-static void came(struct link_op *op)
-{
-    container_of(op, struct wait, op)->times++;
-}
-
-static struct wait wait_for(void)
-{
-    return (struct wait){ .op = { .done = came } };
 }
 
 static struct link_place place_of(unsigned i, bool fd, bool handle)

@@ -28,12 +28,14 @@ static void p114_every_mode_brings_the_same(void **state)
     }
 }
 
-static void shards_meet(void **state)
+/* A trainer of two ranks with a shard each. */
+static void two_givers(unsigned ranks, void (*bend)(struct rig_proc *p, struct link_place *place))
 {
-    struct rig_opts o = { .n_sources = 2, .n_engines = 1, .ranks = 2, .sharded = true };
+    struct rig_opts o = {
+        .n_sources = 2, .n_engines = 1, .ranks = ranks, .sharded = true, .bend = bend
+    };
     struct rig r;
 
-    (void)state;
     rig_init(&r, &o);
     for (uint64_t v = 1; v <= 2; v++) {
         rig_next(&r, v);
@@ -42,6 +44,12 @@ static void shards_meet(void **state)
         rig_check_all_serve(&r, v);
     }
     rig_fini(&r);
+}
+
+static void shards_meet(void **state)
+{
+    (void)state;
+    two_givers(2, NULL);
 }
 
 /* The memory under a captured graph changes: what the engine reads stays where it was, whether it
@@ -111,18 +119,8 @@ static void far_apart(struct rig_proc *p, struct link_place *place)
 /* Two givers' keys come in parts, in turns, over the one line that an engine pulls by. */
 static void large_slots_of_two_givers(void **state)
 {
-    struct rig_opts o = { .n_sources = 2, .n_engines = 1, .sharded = true, .bend = far_apart };
-    struct rig r;
-
     (void)state;
-    rig_init(&r, &o);
-    for (uint64_t v = 1; v <= 2; v++) {
-        rig_next(&r, v);
-        t_ok(rig_update(&r, XFER_P2P, v), &r.err);
-        rig_check(&r);
-        rig_check_all_serve(&r, v);
-    }
-    rig_fini(&r);
+    two_givers(1, far_apart);
 }
 
 /* An epoch that ends between two parts of a key leaves nothing that a later one takes for mapped.
