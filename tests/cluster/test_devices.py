@@ -142,7 +142,7 @@ def p33_helpers_came_first():
 
 def p35_cores_are_short():
     """Devices are free and cores are not: who waits is told which, at once, on the terminal that it waits on."""
-    short = "can never fit: 60 CPU asked, 1 node has 16 ("
+    short = ": 60 CPU asked, 1 node has 16 ("
     with place() as p:
         p.start_head("--num-gpus=8", "--num-cpus=16")
         by_name(p)
