@@ -66,6 +66,12 @@ def test_one_of_two_engines_killed_the_other_commits_and_the_new_one_is_filled()
     whole_run_with("xfer.bucket:40=kill", MANY_BUCKETS, "--rollout-num-gpus=2", words=["rollout", "signal 9"])
 
 
+def test_engine_killed_while_the_other_gave_its_weights_away():
+    """It is filled at once, though the other cannot be filled now: the run waits for it before it goes on."""
+    undisturbed()
+    whole_run_with("xfer.offload:3=kill", "--colocate", "--actor-num-gpus-per-node=2", words=["rollout", "signal 9"], same=True)
+
+
 HANGS = {  # where: fault, flags, what the run says about who hangs and in what
     "an engine, staging": ("xfer.bucket:40=stop", [MANY_BUCKETS, "--update-weight-timeout=2"],
                            ["rollout ", "stage: late, last heard in S", "it starts again as attempt 2"]),

@@ -379,6 +379,39 @@ static void an_offloaded_engine_is_waited_for(void **state)
     rig_fini(&r);
 }
 
+/* A driver that waits for the one that came back may give the other its memory back only after that. */
+static void an_offloaded_engine_keeps_nobody_from_a_fill(void **state)
+{
+    struct rig r;
+    struct xfer_request q;
+    struct rig_proc *away, *back;
+
+    (void)state;
+    rig_init(&r, &plain);
+    rig_next(&r, 1);
+    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    back = rig_engine(&r, 0, 0);
+    away = rig_engine(&r, 1, 0);
+    away->reads = NULL;
+    t_ok(xfer_sink_offload(away->sink, true, &r.err), &r.err);
+    rig_kill(back, true);
+    rig_restart(back);
+    q = request(&r, XFER_FILL, 0, 0, 20000);
+    t_ok(rig_run(&r, &q), &r.err);
+    t_int_eq(r.rep.n_committed, 1);
+    t_int_eq(serves(back), 1);
+    t_int_eq(r.rep.n_left_behind, 1);
+    t_has(r.rep.first_left_behind.text, "offloaded");
+    q = request(&r, XFER_FILL, 0, 0, 20000);
+    t_true(rig_run(&r, &q) != FL_OK, "nobody could be filled");
+    t_has(r.err.text, "rollout 1");
+    xfer_sink_onload(away->sink);
+    q = request(&r, XFER_FILL, 0, 0, 20000);
+    t_ok(rig_run(&r, &q), &r.err);
+    rig_check_all_serve(&r, 1);
+    rig_fini(&r);
+}
+
 /* Joined, known to the driver, and its weights are not accepted: an update waits, and says so when it may not any longer. */
 static void an_engine_that_accepts_late_is_waited_for(void **state)
 {
@@ -529,6 +562,7 @@ int main(void)
         cmocka_unit_test(late_without_a_least_aborts),
         cmocka_unit_test(one_rank_of_an_engine_dies),
         cmocka_unit_test(an_offloaded_engine_is_waited_for),
+        cmocka_unit_test(an_offloaded_engine_keeps_nobody_from_a_fill),
         cmocka_unit_test(an_engine_that_accepts_late_is_waited_for),
         cmocka_unit_test(a_driver_ends_between_two_ranks),
         cmocka_unit_test(the_ledger_goes_on_where_it_was),

@@ -18,7 +18,7 @@ struct xfer_request {
     enum xfer_mode mode;
     enum xfer_slots slots;
     uint32_t party;         /* FILL: that engine; XFER_ALL_PARTIES: whoever lacks it        */
-    unsigned least_engines; /* fewer verified at due_ns: abort; else commit those, name the rest. 0: all that live */
+    unsigned least_engines; /* fewer verified at due_ns: abort; else commit those, name the rest. 0: all that live, of a fill one */
     uint64_t due_ns;
 };
 enum { XFER_NAMED_LEFT_BEHIND = 16 };

@@ -105,22 +105,26 @@ static void run_tell(struct xfer_coord *c, enum fl_status st, const struct fl_er
     struct xfer_report rep = c->rep;
 
     bool chose = c->req.mode == XFER_AUTO && st == FL_OK && rep.mode != c->auto_said;
+    bool fill = c->req.kind == XFER_FILL; /* asked again and again: who asks says how it went */
+    const char *text = st != FL_OK ? why.text : rep.first_left_behind.text;
 
     if (chose)
         c->auto_said = rep.mode;
-    fl_log(
-        st == FL_OK && !rep.n_left_behind && !chose ? FL_LOG_DEBUG /* every step of a run has one */
-                                                    : FL_LOG_INFO,
-        "weights update %s set=%s epoch=%u.%u version=%" PRIu64
-        " mode=%s committed=%u left_behind=%u bytes=%" PRIu64 " other_bytes=%" PRIu64
-        " reconcile_us=%" PRIu64 " plan_us=%" PRIu64 " move_us=%" PRIu64 " verify_us=%" PRIu64
-        " commit_us=%" PRIu64 " pause_us=%" PRIu64 " predicted_us=%" PRIu64,
-        st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt, rep.epoch.seq, rep.now.number,
-        xfer_mode_name(rep.mode), rep.n_committed, rep.n_left_behind, rep.bytes, rep.other_bytes,
-        rep.reconcile_ns / 1000, rep.plan_ns / 1000, rep.move_ns / 1000, rep.verify_ns / 1000,
-        rep.commit_ns / 1000, rep.pause_ns / 1000, rep.predicted_ns / 1000);
+    fl_log(fill || (st == FL_OK && !rep.n_left_behind && !chose)
+               ? FL_LOG_DEBUG /* every step of a run has one */
+               : FL_LOG_INFO,
+           "weights %s %s set=%s epoch=%u.%u version=%" PRIu64
+           " mode=%s committed=%u left_behind=%u bytes=%" PRIu64 " other_bytes=%" PRIu64
+           " reconcile_us=%" PRIu64 " plan_us=%" PRIu64 " move_us=%" PRIu64 " verify_us=%" PRIu64
+           " commit_us=%" PRIu64 " pause_us=%" PRIu64 " predicted_us=%" PRIu64 "%s%s%s",
+           fill ? "fill" : "update", st == FL_OK ? "done" : "failed", c->set, rep.epoch.attempt,
+           rep.epoch.seq, rep.now.number, xfer_mode_name(rep.mode), rep.n_committed,
+           rep.n_left_behind, rep.bytes, rep.other_bytes, rep.reconcile_ns / 1000,
+           rep.plan_ns / 1000, rep.move_ns / 1000, rep.verify_ns / 1000, rep.commit_ns / 1000,
+           rep.pause_ns / 1000, rep.predicted_ns / 1000, *text ? " why=\"" : "", text,
+           *text ? "\"" : "");
     if (st != FL_OK || rep.n_left_behind)
-        co_times_say(c, FL_LOG_INFO);
+        co_times_say(c, fill ? FL_LOG_DEBUG : FL_LOG_INFO);
     run->done(run, st, &rep, &why);
 }
 

@@ -19,9 +19,9 @@
 
 static void ask_wait(struct co_member *m);
 
-/* A fill that cannot be now is tried again later, as a whole. Held until its deadline it would keep
- * a begin from being granted, and what the engine waits for (its weights' memory back) may come
- * after that begin. */
+/* An engine that cannot be filled now is left behind, and filled later. Held until its deadline the
+ * fill would keep a begin from being granted, and what the engine waits for (its weights' memory
+ * back) may come after that begin. */
 static bool fills(const struct xfer_coord *c)
 {
     return c->req.kind == XFER_FILL;
@@ -285,11 +285,21 @@ static void few_staged(struct xfer_coord *c, unsigned have, unsigned least)
             m ? "; " : "", m ? m->why.text : "");
 }
 
+/* Engines that must hold the version. In a fill each stands for itself: one whose memory is given
+ * away would else keep another from serving, for whom the driver may wait before it gives it back.
+ */
+static unsigned least_engines(const struct xfer_coord *c, unsigned live)
+{
+    if (c->req.least_engines)
+        return c->req.least_engines;
+    return c->n_there + (fills(c) ? 1 : live);
+}
+
 static void staged_over(void *arg, enum fl_status st, const struct fl_err *err)
 {
     struct xfer_coord *c = arg;
     unsigned staged = parties_staged(c), live = parties_live(c);
-    unsigned least = c->req.least_engines ? c->req.least_engines : live + c->n_there;
+    unsigned least = least_engines(c, live);
     bool committed = note_committed(c);
     char at[CO_AT_BYTES];
 

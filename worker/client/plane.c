@@ -152,8 +152,12 @@ static void run_noted(struct plane *p, const struct xfer_report *rep)
     for (uint32_t i = p->n_from; i < p->n_from + p->n_to; i++) {
         struct plane_member *m = &p->members[i];
 
-        if (m->in_run) /* not one that came back meanwhile */
-            member_holds(p, m, !left_behind(rep, m->party));
+        bool behind = left_behind(rep, m->party);
+
+        /* not one that came back meanwhile; and a fill that passes over an engine, because it gave
+         * its memory away, takes nothing from it */
+        if (m->in_run && !(behind && p->filling))
+            member_holds(p, m, !behind);
     }
 }
 
@@ -221,8 +225,10 @@ static void run_done(struct xfer_run *r, enum fl_status st, const struct xfer_re
         if (p->filling)
             fl_info("engines filled set=%s version=%llu n=%u", p->set,
                     (unsigned long long)rep->now.number, rep->n_committed);
-    } else if (p->filling) {
-        fl_debug("engines not filled yet set=%s why=%s", p->set, err ? err->text : "");
+        p->not_filled[0] = '\0';
+    } else if (p->filling && err && strncmp(p->not_filled, err->text, sizeof(p->not_filled) - 1)) {
+        (void)FL_COPY(p->not_filled, err->text);
+        fl_info("engines not filled yet set=%s why=\"%s\"", p->set, err->text);
     }
     if (st != FL_CANCELLED && p->filling && fill_is_due(p))
         fl_timer_arm_in(p->d->f->loop, &p->again, FILL_PAUSE_MS);

@@ -38,6 +38,7 @@ struct plane {
     struct xfer_run run;
     bool running, filling, has_version;
     struct fl_timer again;     /* the next fill      */
+    char not_filled[160];      /* why the last one did nothing, said once */
     struct fl_timer reach_due; /* of the one waiting */
     struct updating *waiting, *current;
 };
