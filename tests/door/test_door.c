@@ -62,8 +62,8 @@ static int frame_of(const uint8_t *p, size_t n, const uint8_t **payload, size_t 
 /* SETTINGS with nothing in it, and GOAWAY with says. */
 static void is_goaway(const uint8_t *p, size_t n, const char *says)
 {
-    const uint8_t *payload;
-    size_t len;
+    const uint8_t *payload = p;
+    size_t len = 0;
 
     t_int_eq(frame_of(p, n, &payload, &len), 4);
     t_int_eq(len, 0);

@@ -447,7 +447,7 @@ static enum fl_status mhd_create(struct http_server *s, const struct tls_pem *pe
 static enum fl_status mhd_next(struct http_server *s, struct fl_err *err)
 {
     struct tls_pem pem = { 0 };
-    struct http_mhd *m;
+    struct http_mhd *m = NULL;
 
     if (s->tls)
         FL_TRY(tls_id_pem(s->tls, &pem, err));
