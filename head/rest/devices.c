@@ -31,17 +31,34 @@ static json_t *holder_text(const struct seat *s, const struct use *u)
     return json_sprintf("pid %d%s%s%s", u->pid, said ? " (" : "", bytes, said ? ")" : "");
 }
 
+/* The name of a lease's job, once. */
+static void add_job(json_t *list, struct head *h, const Fl__Lease *l)
+{
+    const struct job *j = job_of(h, &l->job);
+    const char *name = j ? j->rec->submission_id : "unknown";
+    json_t *v;
+    size_t i;
+
+    json_array_foreach (list, i, v)
+        if (strcmp(json_string_value(v), name) == 0)
+            return;
+    json_array_append_new(list, json_string(name));
+}
+
 static json_t *device_json(struct head *h, const struct node *n, uint32_t device)
 {
     const Fl__Device *d = n->rec->inventory->devices[device];
-    json_t *processes = json_array(), *held_by = json_array();
+    json_t *processes = json_array(), *held_by = json_array(), *given_to = json_array();
     const struct lease *l;
     struct unknown_lease *unknown;
     unsigned leases = 0;
 
     EACH_HELD (n, l)
         for (size_t k = 0; k < l->rec->n_devices; k++)
-            leases += l->rec->devices[k] == device;
+            if (l->rec->devices[k] == device) {
+                add_job(given_to, h, l->rec);
+                leases++;
+            }
     LL_FOREACH (n->leases, unknown)
         for (size_t k = 0; k < unknown->lease->n_devices; k++)
             leases += unknown->lease->devices[k] == device;
@@ -58,11 +75,11 @@ static json_t *device_json(struct head *h, const struct node *n, uint32_t device
                                  s ? json_integer(s->rec->rank) : json_null()));
         json_array_append_new(held_by, holder_text(s, u));
     }
-    return json_pack("{s:s,s:s,s:o,s:o,s:o,s:I,s:b,s:i,s:b,s:o,s:o}", "node", n->rec->name, "id",
-                     d->id, "uuid", rest_text(d->uuid), "pci", rest_text(d->pci), "name",
+    return json_pack("{s:s,s:s,s:o,s:o,s:o,s:I,s:b,s:i,s:o,s:b,s:o,s:o}", "node", n->rec->name,
+                     "id", d->id, "uuid", rest_text(d->uuid), "pci", rest_text(d->pci), "name",
                      rest_text(d->name), "memory_bytes", (json_int_t)d->memory_bytes, "logical",
-                     (int)d->logical, "leases", (int)leases, "told", (int)n->uses_told, "processes",
-                     processes, "held_by", held_by);
+                     (int)d->logical, "leases", (int)leases, "given_to", given_to, "told",
+                     (int)n->uses_told, "processes", processes, "held_by", held_by);
 }
 
 json_t *rest_devices_of(struct head *h, const struct node *n)

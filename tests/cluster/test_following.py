@@ -224,6 +224,10 @@ def test_what_a_list_says_of_jobs():
     assert len(row) == 1 and row[0].endswith("Job entrypoint command failed with exit code 7"), row
     said = p.furlong("job", "status", "l1", check=0).out
     assert "exit code 7\n" in said and "what it printed: furlong job logs l1\n" in said and "Runtime env" not in said, said
+    p.furlong("job", "submit", "--submission-id=l2", "--no-wait", "--entrypoint-num-gpus=1", "--", "sleep 1000", check=0)
+    wait_for("the device", lambda: [x for x in p.furlong("list", "devices", check=0).out.splitlines() if "logical" in x and " l2 " in x])
+    p.furlong("job", "stop", "l2", check=0)
+    wait_for("its device back", lambda: " l2 " not in p.furlong("list", "devices", check=0).out)
     odd = "a b%c #1"
     r = p.furlong("job", "submit", f"--submission-id={odd}", "--", "echo odd")
     assert r.code == 0 and r.out == "odd\n", r
