@@ -81,7 +81,7 @@ static enum fl_status start(const struct gpu_ops *gpu, const struct gpu *g, stru
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     uint64_t all = (uint64_t)gpu->info(g)->multiprocessors;
-    uint64_t most = beside ? (all + 3) / 4 : all * BLOCKS_EACH;
+    uint64_t most = beside ? (all + 1) / 2 : all * BLOCKS_EACH;
     struct gpu_launch l = { .kernel = name,
                             .grid = (uint32_t)(items < most ? items : most),
                             .block = KERNEL_MOVE_BLOCK,

@@ -13,7 +13,7 @@ struct kernel_move_args {
     uint64_t from, to; /* to 0: digests alone, nothing is written; without a cast */
     uint64_t digests; /* uint64_t[][2], added to; 0: none */
     enum kernel_cast cast;
-    bool beside; /* others' kernels must find room: one block on every fourth multiprocessor */
+    bool beside; /* others' kernels must find room: one block on every second multiprocessor */
 };
 enum fl_status kernel_move_start(const struct gpu_ops *gpu, const struct gpu *g,
                                  struct gpu_stream *s, const struct kernel_move_args *a,
