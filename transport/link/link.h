@@ -104,6 +104,8 @@ struct link_ops {
 extern const struct link_ops link_shm, link_cuda_ipc, link_nccl, link_tcp;
 extern const struct link_ops *const link_table[]; /* cheapest first */
 extern const size_t link_table_n;
+/* Casts of this process are near: the thread that makes them is awake then. Waits for nobody. */
+void link_casts_stir(void);
 const struct link_ops *link_by_name(const char *name); /* NULL: none */
 
 /* This process's own place: boot id, namespaces; addr as given, "" or NULL: 127.0.0.1. */

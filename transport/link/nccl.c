@@ -66,6 +66,25 @@ static enum fl_status nccl_ticket(uint8_t out[256], struct fl_err *err)
     return FL_OK;
 }
 
+uint64_t nccl_wire_ns(const struct nccl *k, unsigned root, uint64_t bytes)
+{
+    unsigned far = k->self == root ? (root + 1) % k->n : root;
+
+    return nccl_cost_ns(&k->members[k->self], &k->members[far], bytes) - START_NS;
+}
+
+/* The thread will post: the loop is awake by then. Anew with each cast that comes back, so that
+ * only the last one's time is guessed. */
+static void expect_end(struct nccl *k)
+{
+    fl_timer_cancel(&k->look);
+    if (k->n_jobs && k->left_ns < AWAKE_NS)
+        fl_loop_awake(k->base.loop, k->left_ns + AWAKE_NS);
+    else if (k->n_jobs)
+        fl_timer_arm(k->base.loop, &k->look,
+                     fl_loop_now_ns(k->base.loop) + k->left_ns - AWAKE_NS / 3);
+}
+
 /* ==== what the thread has brought back ======================================================== */
 static struct nccl_job *next_over(struct nccl *k)
 {
@@ -103,8 +122,10 @@ static void deliver(struct nccl *k)
     while ((j = next_over(k))) {
         struct link_op *op = j->op;
 
-        free(j);
         k->n_jobs--;
+        k->left_ns -= nccl_wire_ns(k, j->root, j->bytes);
+        free(j);
+        expect_end(k);
         fl_loop_release(k->base.loop);
         op->done(op);
     }
@@ -132,21 +153,6 @@ static void on_look(struct fl_timer *t, uint64_t now_ns)
 
     (void)now_ns;
     fl_loop_awake(k->base.loop, AWAKE_NS);
-}
-
-/* The thread will post: the loop is awake by then, one cast after the other. */
-static void expect_end(struct nccl *k, unsigned root, uint64_t bytes)
-{
-    uint64_t now = fl_loop_now_ns(k->base.loop);
-    unsigned far = k->self == root ? (root + 1) % k->n : root;
-
-    if (k->end_ns < now)
-        k->end_ns = now;
-    k->end_ns += nccl_cost_ns(&k->members[k->self], &k->members[far], bytes) - START_NS;
-    if (k->end_ns < now + AWAKE_NS)
-        fl_loop_awake(k->base.loop, 2 * AWAKE_NS);
-    else
-        fl_timer_arm(k->base.loop, &k->look, k->end_ns - AWAKE_NS / 3);
 }
 
 /* ==== the face ================================================================================ */
@@ -236,7 +242,8 @@ static enum fl_status nccl_cast_segs(struct link *base, unsigned root, const str
                             .bytes = bytes,
                             .asked_ns = fl_clock_boot_ns() };
     k->n_jobs++;
-    expect_end(k, root, bytes);
+    k->left_ns += nccl_wire_ns(k, root, bytes);
+    expect_end(k);
     fl_loop_hold(base->loop);
     nccl_lock();
     STAILQ_INSERT_TAIL(&k->asked, j, next);

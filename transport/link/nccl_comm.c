@@ -26,6 +26,15 @@ static uint64_t late_ns(const struct nccl *k, const struct nccl_job *j, bool fir
            3 * (j->bytes * 1000 / floor);
 }
 
+/* The wire is its own from here on. */
+static void now_first(struct nccl *k, struct nccl_job *j, bool was_idle)
+{
+    uint64_t now = fl_clock_boot_ns();
+
+    j->due_ns = now + late_ns(k, j, was_idle);
+    k->end_near_ns = now + nccl_wire_ns(k, j->root, j->bytes);
+}
+
 void nccl_die(struct nccl *k, enum fl_status st, const struct fl_err *why)
 {
     bool was_open = k->state == NCCL_READY;
@@ -157,7 +166,7 @@ enum fl_status nccl_finish(struct nccl *k, bool *moved, struct fl_err *err)
             struct nccl_job *after = STAILQ_FIRST(&k->now);
 
             if (after)
-                after->due_ns = fl_clock_boot_ns() + late_ns(k, after, false);
+                now_first(k, after, false);
             *moved = true;
             nccl_job_over(j, FL_OK, NULL);
             return FL_OK;
@@ -185,5 +194,5 @@ void nccl_take_asked(struct nccl *k)
     nccl_unlock();
     first = STAILQ_FIRST(&k->now);
     if (idle && first)
-        first->due_ns = fl_clock_boot_ns() + late_ns(k, first, true);
+        now_first(k, first, true);
 }

@@ -87,7 +87,7 @@ struct nccl {
     bool quiet_over;
     unsigned n_jobs, delivering;
     struct fl_timer look; /* shortly before the end of what is in flight */
-    uint64_t end_ns;      /* expected                                     */
+    uint64_t left_ns;     /* that is expected to take                     */
     bool closed;
     /* the thread's */
     enum nccl_state state;
@@ -97,6 +97,7 @@ struct nccl {
     struct gpu_stream *work, *wire;
     struct gpu_event *mark; /* on the wire: what the other stream waits for */
     uint64_t warm, due_ns, uses;
+    uint64_t end_near_ns; /* of the first cast under way, expected */
     bool in_call; /* NCCL has not taken the last call yet */
     struct nccl_ring *ring;
     struct nccl_stage *stage; /* of that call */
@@ -110,6 +111,7 @@ void nccl_thread_add(struct nccl *k);
 void nccl_lock(void);
 void nccl_unlock(void);
 void nccl_wake(void);
+uint64_t nccl_wire_ns(const struct nccl *k, unsigned root, uint64_t bytes); /* on an idle wire */
 void nccl_wait_gone(struct nccl *k); /* let go, and the thread has forgotten it */
 void nccl_free(struct nccl *k);
 /* The thread's alone. */

@@ -1,5 +1,6 @@
 /* transport/link/nccl_run.c - the thread that owns the communicators: its orders and its turns */
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,15 +9,18 @@
 #include "transport/link/nccl_priv.h"
 
 enum {
-    SPIN_NS = 300000, /* after the last progress: no longer than three wakes of another core */
-    NAP_NS = 50000,   /* then so long between two looks */
-    EXIT_WAIT_S = 2   /* four times what an abort took     */
+    SPIN_NS = 300000,  /* after the last progress: no longer than three wakes of another core */
+    STIR_NS = 500000,  /* after word that casts are near: five wakes */
+    NAP_NS = 50000,    /* then so long between two looks */
+    EARLY_NS = 200000, /* before a cast's expected end: what a nap may take, its wake included */
+    LATE_NS = 450000,  /* after it */
+    EXIT_WAIT_S = 2    /* four times what an abort took */
 };
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t more, gone;
-    bool started;
+    bool started, stirred;
     LIST_HEAD(, nccl) links;
 } th = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -34,6 +38,17 @@ void nccl_wake(void)
 {
     pthread_mutex_lock(&th.lock);
     pthread_cond_signal(&th.more);
+    pthread_mutex_unlock(&th.lock);
+}
+
+/* Casts of this process are near: its thread does not have to be woken for the first one. */
+void link_casts_stir(void)
+{
+    if (pthread_mutex_trylock(&th.lock) != 0)
+        return; /* it is awake */
+    th.stirred = !LIST_EMPTY(&th.links);
+    if (th.stirred)
+        pthread_cond_signal(&th.more);
     pthread_mutex_unlock(&th.lock);
 }
 
@@ -149,18 +164,32 @@ static void forget(struct nccl *k)
         nccl_free(k);
 }
 
+/* An end that is seen late is late for the run: a nap on an idle core takes 50 us and its wake. */
+static bool near_end(const struct nccl *k, uint64_t now_ns)
+{
+    return !STAILQ_EMPTY(&k->now) && now_ns + EARLY_NS > k->end_near_ns &&
+           now_ns < k->end_near_ns + LATE_NS;
+}
+
+struct seen {
+    bool moved; /* something happened            */
+    bool busy;  /* something must be looked at   */
+    bool near;  /* and is expected to end by now */
+};
+
 /* The links there are; a link goes in forget() alone, so the list stands while the lock is not
  * held. */
-static bool turn(bool *moved)
+static struct seen turn(void)
 {
     struct nccl *k, *next;
-    bool busy = false;
+    struct seen s = { 0 };
 
     nccl_lock();
     k = LIST_FIRST(&th.links);
     nccl_unlock();
     for (; k; k = next) {
-        busy |= step(k, moved);
+        s.busy |= step(k, &s.moved);
+        s.near |= near_end(k, fl_clock_boot_ns());
         nccl_lock();
         next = LIST_NEXT(k, next);
         bool over = k->let_go && k->quiet_over;
@@ -169,15 +198,7 @@ static bool turn(bool *moved)
         if (over)
             forget(k);
     }
-    return busy;
-}
-
-static void nap(uint64_t since_ns)
-{
-    struct timespec ts = { .tv_nsec = NAP_NS };
-
-    if (fl_clock_boot_ns() - since_ns > SPIN_NS)
-        nanosleep(&ts, NULL);
+    return s;
 }
 
 static bool any_order(void)
@@ -188,10 +209,11 @@ static bool any_order(void)
     if (!STAILQ_EMPTY(&k->asked) || (k->stop && !k->quiet_over) || (k->let_go && k->quiet_over) ||
         k->state == NCCL_NEW)
         return true;
-    return false;
+    return th.stirred;
 }
 
-static void wait_for_orders(void)
+/* True: an order is near. */
+static bool wait_for_orders(void)
 {
     struct timespec until;
     int late = 0;
@@ -207,23 +229,31 @@ static void wait_for_orders(void)
     nccl_lock();
     while (late && !any_order())
         pthread_cond_wait(&th.more, &th.lock);
+    bool stirred = th.stirred;
+
+    th.stirred = false;
     nccl_unlock();
+    return stirred;
 }
 
 static void *thread_main(void *arg)
 {
-    uint64_t moved_ns = 0;
+    const struct timespec nap = { .tv_nsec = NAP_NS };
+    uint64_t awake_until_ns = 0;
 
     (void)arg;
     for (;;) {
-        bool moved = false, busy = turn(&moved);
+        struct seen s = turn();
+        uint64_t now = fl_clock_boot_ns();
 
-        if (moved)
-            moved_ns = fl_clock_boot_ns();
-        else if (busy)
-            nap(moved_ns);
-        else
-            wait_for_orders();
+        if (s.moved)
+            awake_until_ns = now + SPIN_NS > awake_until_ns ? now + SPIN_NS : awake_until_ns;
+        else if (s.near || now < awake_until_ns)
+            sched_yield(); /* whoever is to ask, or to answer, may need this core */
+        else if (s.busy)
+            nanosleep(&nap, NULL);
+        else if (wait_for_orders())
+            awake_until_ns = fl_clock_boot_ns() + STIR_NS;
     }
     return NULL;
 }

@@ -388,7 +388,11 @@ const struct link_mem *xfer_sink_data(const struct xfer_sink *s, struct xfer_ver
 
 static void on_stir(struct fl_task *t)
 {
-    link_dev_stir(container_of(t, struct xfer_sink, stir)->place.gpu_uuid);
+    struct xfer_sink *s = container_of(t, struct xfer_sink, stir);
+
+    link_casts_stir();
+    if (!s->view.n_reaches) /* who shares has nothing to move */
+        link_dev_stir(s->place.gpu_uuid);
 }
 
 static void sink_free(struct xfer_sink *s)

@@ -168,9 +168,8 @@ static void serve_reconcile(struct xfer_sink *s, struct call_req *req, const Fl_
     msg_reply_report(
         req, m, &st, (struct fl_bytes){ s->image, s->image_bytes },
         (struct fl_bytes){ s->digests, tells ? s->want->n_tensors * sizeof(*s->digests) : 0 });
-    if (s->place.gpu_uuid[0] &&
-        !s->view.n_reaches)          /* an epoch is near; who shares has nothing to move */
-        fl_defer(s->loop, &s->stir); /* behind the answer */
+    if (s->place.gpu_uuid[0])
+        fl_defer(s->loop, &s->stir); /* an epoch is near; behind the answer */
 }
 
 /* ---- BEGIN ---- */

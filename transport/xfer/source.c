@@ -52,6 +52,7 @@ struct xfer_source {
     struct call_req *watch;
     struct fl_timer watch_over;
     struct give give;
+    struct fl_task stir; /* casts are near */
     struct delta_writer delta;
     uint64_t delta_publish,
         publishes; /* publishes: counts; delta_publish: which one was written last */
@@ -444,6 +445,14 @@ static void serve_reconcile(struct xfer_source *s, struct call_req *req, const F
                      (struct fl_bytes){ s->digests, st.has_published
                                                         ? s->have->n_pieces * sizeof(*s->digests)
                                                         : 0 });
+    if (s->place.gpu_uuid[0])
+        fl_defer(s->loop, &s->stir); /* behind the answer */
+}
+
+static void on_stir(struct fl_task *t)
+{
+    (void)t;
+    link_casts_stir();
 }
 
 static void watch_unwanted(void *arg, struct call_req *req)
@@ -623,6 +632,7 @@ enum fl_status xfer_source_create(struct fl_loop *l, struct xfer_port *port,
     s->arg = o->arg;
     s->set.serve = source_serve;
     s->wait_back.run = wait_run;
+    s->stir.run = on_stir;
     s->begin_late.fire = begin_on_late;
     s->watch_over.fire = watch_on_over;
     st = source_fill(s, o, err);
@@ -659,6 +669,7 @@ void xfer_source_destroy(struct xfer_source *s)
     watch_answer(s);
     fl_timer_cancel(&s->begin_late);
     fl_task_cancel(s->loop, &s->wait_back);
+    fl_task_cancel(s->loop, &s->stir);
     port_remove(s->port, &s->set);
     give_fini(&s->give);
     delta_writer_fini(&s->delta);
