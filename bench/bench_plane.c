@@ -1,7 +1,7 @@
 /* bench_plane - whole updates of weights on devices: trainer, engines and driver, a process each
  *
- *     bench_plane [--tiny|--thin|--big] [--rounds N]
- *         times, one device, then two where there are two
+ *     bench_plane [--tiny|--thin|--big] [--rounds N] [--only MODE]
+ *         times, one device, then two where there are two; only MODE, or fixed-MODE
  *     bench_plane --updates N [--tiny|--thin|--big]
  *         so many of each; roots from memory, what is held
  *     bench_plane --faults [--tiny]
@@ -539,6 +539,7 @@ struct wanted {
     const struct shape *shapes[2];
     unsigned rounds, updates;
     bool faults;
+    const char *only; /* this mode, "fixed-" before it: of fixed addresses; NULL: all */
 };
 
 /* One pair of processes for each, so that every first update is a run's first. */
@@ -547,6 +548,9 @@ static void pair(const struct shape *s, const struct link_place *from, const str
 {
     char name[64];
 
+    snprintf(name, sizeof(name), "%s%s", stays ? "fixed-" : "", xfer_mode_name(mode));
+    if (w->only && strcmp(w->only, name) != 0)
+        return;
     fixed = stays;
     snprintf(name, sizeof(name), "%s %s%s", s->name, from == to ? "one device" : "two devices",
              stays ? " fixed addresses" : "");
@@ -586,6 +590,8 @@ static void wanted_of(int argc, char **argv, struct wanted *w)
             w->faults = true;
         else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc)
             w->rounds = (unsigned)atoi(argv[++i]);
+        else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc)
+            w->only = argv[++i];
         else if (strcmp(argv[i], "--updates") == 0 && i + 1 < argc)
             w->updates = (unsigned)atoi(argv[++i]);
     }
