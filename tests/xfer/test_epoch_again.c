@@ -22,7 +22,8 @@ static void update_to(struct rig *r, enum xfer_mode mode, uint64_t v)
     rig_check_all_serve(r, v);
 }
 
-/* Two questions and two answers are all that lies between the driver's call and its answer. */
+/* Two questions and two answers are all that lies between the driver's call and its answer; where
+ * pages are shared it is one: the source has told what it published. */
 static void one_engine_is_asked_twice(void **state)
 {
     (void)state;
@@ -36,7 +37,8 @@ static void one_engine_is_asked_twice(void **state)
                 continue;
             struct rig_proc *e = rig_engine(&r, 0, 0), *s = rig_source(&r, 0);
 
-            t_int_eq(rig_served(e, FL_XFER_RECONCILE), 1);
+            t_int_eq(rig_served(e, FL_XFER_RECONCILE), pulled[k] == XFER_SHARE ? 0 : 1);
+            t_int_eq(rig_served(s, FL_XFER_RECONCILE), pulled[k] == XFER_SHARE ? 0 : 1);
             t_int_eq(rig_served(e, FL_XFER_BEGIN), 1);
             t_true(rig_served(e, FL_XFER_WAIT) <= 1, "none, unless the bytes take long");
             t_int_eq(rig_served(e, FL_XFER_COMMIT), 0, "nobody is to be waited for");
@@ -178,6 +180,111 @@ static void an_engine_that_came_back(void **state)
     rig_fini(&r);
 }
 
+/* ==== an update of shared pages that begins without RECONCILE ==== */
+static void share_to(struct rig *r, uint64_t last)
+{
+    rig_init(r, &one_engine);
+    for (uint64_t v = 1; v <= last; v++)
+        update_to(r, XFER_SHARE, v);
+    t_int_eq(rig_served(rig_engine(r, 0, 0), FL_XFER_RECONCILE), 0, "as it would be once more");
+}
+
+/* Whoever answers no has changed since it was last heard: it is asked how, in the same update. */
+static void a_refusal_leads_to_reconcile(void **state)
+{
+    static const char *const at[] = { "xfer.give:1=fail", "xfer.verified:1=fail" };
+
+    (void)state;
+    for (size_t k = 0; k < FL_LEN(at); k++) {
+        struct rig r;
+
+        share_to(&r, 4);
+        t_ok(fl_fault_set(at[k], NULL), NULL);
+        update_to(&r, XFER_SHARE, 5);
+        t_ok(fl_fault_set(NULL, NULL), NULL);
+        t_int_eq(rig_served(rig_engine(&r, 0, 0), FL_XFER_RECONCILE), 1, "%s", at[k]);
+        t_int_eq(r.rep.n_committed, 1);
+        for (uint64_t v = 6; v <= 8; v++)
+            update_to(&r, XFER_SHARE, v);
+        t_int_eq(rig_served(rig_engine(&r, 0, 0), FL_XFER_RECONCILE), 0, "and then no more");
+        rig_fini(&r);
+    }
+}
+
+static void an_engine_that_dropped_its_version(void **state)
+{
+    struct rig r;
+    struct rig_proc *e;
+
+    (void)state;
+    share_to(&r, 4);
+    rig_next(&r, 5);
+    e = rig_engine(&r, 0, 0);
+    t_ok(xfer_sink_offload(e->sink, true, &r.err), &r.err); /* nobody was told */
+    e->reads = NULL;
+    e->serving = (struct xfer_version){ 0 };
+    xfer_sink_onload(e->sink);
+    t_ok(rig_update(&r, XFER_SHARE, 5), &r.err);
+    rig_check_all_serve(&r, 5);
+    rig_fini(&r);
+}
+
+/* Another version than the one that is asked for is published: what was told is no answer. */
+static void a_version_that_is_not_published(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    share_to(&r, 4);
+    rig_next(&r, 5);
+    t_true(rig_update(&r, XFER_SHARE, 6) != FL_OK);
+    t_has(r.err.text, "5 is published");
+    rig_check_all_serve(&r, 4);
+    t_ok(rig_update(&r, XFER_SHARE, 5), &r.err);
+    rig_check_all_serve(&r, 5);
+    t_ok(rig_update(&r, XFER_SHARE, 5), &r.err);
+    t_int_eq(r.rep.n_committed, 1, "it was there");
+    rig_fini(&r);
+}
+
+static void another_driver_knows_nothing(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    share_to(&r, 4);
+    rig_next(&r, 5);
+    rig_coord(&r, 2);
+    forget_served(&r);
+    t_ok(rig_update(&r, XFER_SHARE, 5), &r.err);
+    t_true(rig_served(rig_engine(&r, 0, 0), FL_XFER_RECONCILE) >= 1, "it was asked");
+    rig_check_all_serve(&r, 5);
+    rig_fini(&r);
+}
+
+/* Dead since: the update fails as it did, and the next attempt is filled. */
+static void an_engine_that_died_since(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    share_to(&r, 4);
+    rig_next(&r, 5);
+    rig_kill(rig_engine(&r, 0, 0), false); /* the driver finds out when it asks */
+    struct xfer_request q = { .kind = XFER_ADVANCE,
+                              .target = { .number = 5 },
+                              .mode = XFER_SHARE,
+                              .party = XFER_ALL_PARTIES,
+                              .due_ns = fl_loop_now_ns(r.loop) + 3000000000ull };
+
+    t_true(rig_run(&r, &q) != FL_OK);
+    t_int_eq(r.rep.n_committed, 0);
+    rig_restart(rig_engine(&r, 0, 0));
+    t_ok(rig_update(&r, XFER_SHARE, 5), &r.err);
+    rig_check_all_serve(&r, 5);
+    rig_fini(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -188,6 +295,11 @@ int main(void)
         cmocka_unit_test(a_giver_that_refuses),
         cmocka_unit_test(the_next_one_waits_for_the_end),
         cmocka_unit_test(an_engine_that_came_back),
+        cmocka_unit_test(a_refusal_leads_to_reconcile),
+        cmocka_unit_test(an_engine_that_dropped_its_version),
+        cmocka_unit_test(a_version_that_is_not_published),
+        cmocka_unit_test(another_driver_knows_nothing),
+        cmocka_unit_test(an_engine_that_died_since),
     };
 
     return t_run("epoch_again", tests);

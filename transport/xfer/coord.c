@@ -293,9 +293,9 @@ static bool anyone(const struct co_member *m)
     return true;
 }
 
-void co_reconcile(struct xfer_coord *c, uint64_t due_ns,
-                  void (*over)(void *arg, enum fl_status st, const struct fl_err *err))
+void co_forget_run(struct xfer_coord *c)
 {
+    c->ready = false;
     for (struct co_member *m = c->members; m; m = m->next) {
         m->fresh = m->gives = false;
         m->phase = CO_OUT;
@@ -304,6 +304,12 @@ void co_reconcile(struct xfer_coord *c, uint64_t due_ns,
         m->n_parts = 0;
         m->late = m->answers = false;
     }
+}
+
+void co_reconcile(struct xfer_coord *c, uint64_t due_ns,
+                  void (*over)(void *arg, enum fl_status st, const struct fl_err *err))
+{
+    co_forget_run(c);
     co_step_begin(c, CO_RECONCILE, "reconcile", due_ns, anyone, ask_report, over);
 }
 
@@ -319,6 +325,7 @@ static void member_free(struct co_member *m)
     }
     free(m->manifest);
     free(m->digests);
+    free(m->early_digests);
     free(m->parts);
     free(m->tickets);
     free(m);
@@ -373,6 +380,7 @@ static void member_gone(struct co_member *m, const struct fl_err *cause)
         return;
     co_quiet(m);
     m->gone = true;
+    m->c->ready = false;
     fl_timer_cancel(&m->watch_again);
     if (m->watching)
         call_cancel(&m->watch_op);
@@ -424,6 +432,7 @@ static enum fl_status member_add(struct xfer_coord *c, struct call_peer *peer,
     while (*last)
         last = &(*last)->next;
     *last = m;
+    c->ready = false;
     if (source)
         co_watch(m);
     return FL_OK;

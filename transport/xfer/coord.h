@@ -30,6 +30,7 @@ struct xfer_report {
     unsigned n_committed, n_left_behind;
     uint64_t link_ns; /* of move_ns: what the links of the slowest engine say that its bytes took, one after the other */
     uint64_t bytes, other_bytes; /* other: of those, by another link than the plan's, which broke or is being made */
+    /* reconcile, plan: 0 where the update was ready when it was asked for */
     uint64_t reconcile_ns, plan_ns, move_ns, verify_ns, commit_ns, pause_ns, predicted_ns;
     struct fl_err first_left_behind;
     char passed_over[200]; /* faster links that do not reach, and why; "": none */

@@ -149,9 +149,14 @@ static void run_close(struct xfer_coord *c)
 void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err *err)
 {
     struct fl_err why = err ? *err : (struct fl_err){ 0 };
+    struct xfer_request req = c->req;
 
-    fill_report(c);
     c->warm = false;
+    if (c->again && fl_loop_now_ns(c->loop) < req.due_ns) {
+        co_run_begin(c, &req, c->run);
+        return;
+    }
+    fill_report(c);
     run_close(c);
     run_tell(c, st, &why);
 }

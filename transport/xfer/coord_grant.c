@@ -41,6 +41,8 @@ static void on_watched(struct call_op *op, enum fl_status st, const struct wire_
         watch_later(m);
         return;
     }
+    if (s.publishes != m->published_heard && s.digest_bytes)
+        co_note_published(m, &s, reply->blob);
     m->wants = s.wants;
     if (s.wants && s.asked != m->told) {
         m->told = m->asked = s.asked;
@@ -68,6 +70,8 @@ void co_watch(struct co_member *m)
     w.wait_ms = COORD_WATCH_MS;
     w.has_told = m->told != 0;
     w.told = m->told;
+    w.has_heard = true;
+    w.heard = m->published_heard;
     st = msg_pack(&w.base, &a.body, NULL);
     if (st == FL_OK) {
         m->watching = true;
@@ -108,6 +112,8 @@ static void grant_say(struct xfer_coord *c, const struct fl_err *refused)
         fl_warn("weights begin refused set=%s member=\"%s\" why=\"%s\"", c->set,
                 c->granting->me.name, refused->text);
     c->granting->wants = false;
+    if (!refused)
+        c->granting->early = false; /* it writes the next one */
     co_tell_late(c); /* before the source hears that it is refused */
     co_step_begin(c, CO_GRANT, "grant", co_due(c, COORD_END_MS), is_granting, ask_grant,
                   grant_over);
@@ -124,10 +130,12 @@ static void grant_over(void *arg, enum fl_status st, const struct fl_err *err)
     c->step = CO_IDLE;
     co_sweep(c);
     c->next_run = NULL;
-    if (next)
+    if (next) {
         co_run_begin(c, &c->next_req, next);
-    else
-        co_grant_next(c);
+        return;
+    }
+    co_grant_next(c);
+    co_make_ready(c); /* what it has published meanwhile */
 }
 
 static bool reads_slot(const struct co_member *m, const struct co_member *source)

@@ -2,6 +2,7 @@
  *
  * coord.c       members, their calls, watching the sources, life
  * coord_plan.c  what the reports mean: digests, the target, who gives and who takes, the plan
+ * coord_early.c an update that is ready before it is asked for
  * coord_begin.c what a begin says
  * coord_run.c   the first half of an epoch: RECONCILE, PLAN, GIVE, STAGE
  * coord_end.c   the second half: COMMIT, RESUME, ABORT, END
@@ -88,6 +89,11 @@ struct co_member {
     size_t n_tickets;
     char delta_dir[320];
     struct co_time times[CO_STEPS];
+    /* what a source has told of its own accord; early: it has, and nothing came of that yet */
+    bool early;
+    uint64_t published_heard; /* publishes of the last such report */
+    struct xfer_state early_st;
+    uint64_t (*early_digests)[2]; /* of each piece */
     /* a source's begin() */
     struct call_op watch_op;
     bool watching, wants;
@@ -126,6 +132,7 @@ struct xfer_coord {
     uint64_t question[2];
     enum xfer_mode auto_said; /* what auto chose when it was last told at info */
     bool warm; /* every member did its part of this plan in the last epoch: lines are open, tickets known */
+    bool ready, early, again; /* ready: see coord_early.c; early: begun so; again: that was refused */
     struct fl_err give_why; /* of the giver that refused */
     struct xfer_version target;
     struct co_tensor *tensors; /* sorted by name */
@@ -161,6 +168,7 @@ void co_step_begin(struct xfer_coord *c, enum co_step step, const char *what, ui
                    bool (*who)(const struct co_member *m), co_ask ask,
                    void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
 bool co_note_state(struct co_member *m, const struct wire_msg *reply, struct fl_err *err);
+void co_forget_run(struct xfer_coord *c); /* what members were in the run before */
 void co_reconcile(struct xfer_coord *c, uint64_t due_ns,
                   void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
 uint64_t co_due(const struct xfer_coord *c, uint64_t ms);
@@ -204,7 +212,12 @@ void co_begin_free(struct co_begin *b);
 /* The answer to a begin. True: it lacks the part that it was to have kept, and is to be asked again. */
 bool co_begun(struct co_member *m, enum fl_status st);
 enum fl_status co_note_begun(struct co_member *m, const struct wire_msg *reply, struct fl_err *err);
+/* coord_early.c. A source has told its state and digests; is what was made of them what is asked for? */
+void co_note_published(struct co_member *m, const struct xfer_state *s, const char *blob);
+void co_make_ready(struct xfer_coord *c); /* if it can be: nothing is under way, and all is known */
+bool co_is_ready(const struct xfer_coord *c, const struct xfer_request *req);
 /* coord_run.c */
+void co_plan_stands(struct xfer_coord *c); /* what it is goes into the report, and the members begin */
 void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r);
 void co_run_gone(struct co_member *m); /* m->gone is set, m->why says how */
 /* coord_end.c */

@@ -295,6 +295,12 @@ static unsigned least_engines(const struct xfer_coord *c, unsigned live)
     return c->n_there + (fills(c) ? 1 : live);
 }
 
+/* By somebody who answers: RECONCILE says what has changed there. */
+static bool was_refused(enum fl_status st)
+{
+    return st != FL_OK && st != FL_UNREACHABLE && st != FL_TIMEOUT && st != FL_CORRUPT;
+}
+
 static void staged_over(void *arg, enum fl_status st, const struct fl_err *err)
 {
     struct xfer_coord *c = arg;
@@ -324,6 +330,7 @@ static void staged_over(void *arg, enum fl_status st, const struct fl_err *err)
         if (st == FL_OK)
             few_staged(c, staged + c->n_there, least);
     }
+    c->again = c->early && !committed && live && was_refused(c->outcome);
     if (c->outcome == FL_OK || committed)
         co_commit_step(c);
     else
@@ -482,6 +489,19 @@ static void none_reported(struct xfer_coord *c)
                 c->target.number, m ? ": " : "", m ? m->why.text : "");
 }
 
+void co_plan_stands(struct xfer_coord *c)
+{
+    c->rep.mode = c->plan->mode;
+    fl_copy(c->rep.passed_over, sizeof(c->rep.passed_over), c->passed_over);
+    c->rep.predicted_ns = c->plan->predicted_ns;
+    fl_debug("weights plan set=%s epoch=%u.%u version=%" PRIu64
+             " mode=%s slots=%d edges=%zu buckets=%zu bytes=%" PRIu64 " predicted_ms=%" PRIu64,
+             c->set, c->epoch.attempt, c->epoch.seq, c->target.number,
+             xfer_mode_name(c->plan->mode), c->plan->slots == XFER_ONE_SLOT ? 1 : 2,
+             c->plan->n_edges, c->plan->n_buckets, c->plan->bytes, c->plan->predicted_ns / 1000000);
+    begin_step(c);
+}
+
 static void planned(struct xfer_coord *c)
 {
     uint64_t began_ns = fl_clock_boot_ns(); /* the loop's stands within a turn */
@@ -508,15 +528,7 @@ static void planned(struct xfer_coord *c)
         return;
     }
     c->rep.plan_ns = fl_clock_boot_ns() - began_ns;
-    c->rep.mode = c->plan->mode;
-    fl_copy(c->rep.passed_over, sizeof(c->rep.passed_over), c->passed_over);
-    c->rep.predicted_ns = c->plan->predicted_ns;
-    fl_debug("weights plan set=%s epoch=%u.%u version=%" PRIu64
-             " mode=%s slots=%d edges=%zu buckets=%zu bytes=%" PRIu64 " predicted_ms=%" PRIu64,
-             c->set, c->epoch.attempt, c->epoch.seq, c->target.number,
-             xfer_mode_name(c->plan->mode), c->plan->slots == XFER_ONE_SLOT ? 1 : 2,
-             c->plan->n_edges, c->plan->n_buckets, c->plan->bytes, c->plan->predicted_ns / 1000000);
-    begin_step(c);
+    co_plan_stands(c);
 }
 
 static void reconciled_over(void *arg, enum fl_status st, const struct fl_err *err)
@@ -552,18 +564,27 @@ void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct x
 {
     uint64_t now = fl_loop_now_ns(c->loop);
     uint64_t half = req->due_ns > now ? (req->due_ns - now) / 2 : 0; /* the rest is for the bytes */
+    bool ready = co_is_ready(c, req);
 
     co_sweep(c); /* the dead who have been started again since */
     c->req = *req;
     c->run = r;
     c->rep = (struct xfer_report){ .mode = req->mode };
-    c->target = (struct xfer_version){ 0 };
     c->outcome = FL_OK;
     c->why = c->give_why = (struct fl_err){ 0 };
-    c->n_takers = c->n_there = 0;
     c->run_ns = now;
     co_times_begin(c);
     c->wake.fire = on_wake;
+    c->early = ready;
+    c->ready = c->again = false;
+    if (ready) {
+        c->rep.epoch = c->epoch;
+        c->rep.now = c->target;
+        co_plan_stands(c);
+        return;
+    }
+    c->target = (struct xfer_version){ 0 };
+    c->n_takers = c->n_there = 0;
     co_reconcile(
         c, now + (half < COORD_RECONCILE_MS * 1000000ull ? half : COORD_RECONCILE_MS * 1000000ull),
         reconciled_over);

@@ -206,6 +206,8 @@ static void fill_source(Fl__XferReport *r, const struct xfer_state *s)
 {
     r->has_published = s->has_published;
     r->published = s->published;
+    r->has_publishes = true;
+    r->publishes = s->publishes;
     r->has_slot = r->has_slot_gen = r->has_writing = r->has_n_slots = true;
     r->slot = s->slot;
     r->slot_gen = s->slot_gen;
@@ -317,6 +319,7 @@ enum fl_status msg_read_state(const struct wire_msg *m, struct xfer_state *out, 
         .buckets_all = r->buckets_all,
         .has_published = r->has_published,
         .published = r->published,
+        .publishes = r->publishes,
         .writing = r->writing,
         .slot = r->slot,
         .slot_gen = r->slot_gen,

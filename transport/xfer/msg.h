@@ -20,7 +20,7 @@ struct xfer_state { /* XferReport, decoded */
     struct xfer_version serving, staged;
     struct fl_err why; /* status FL_OK: nothing was wrong */
     uint32_t bad_buckets[XFER_NAMED_BAD], bad_tensors[XFER_NAMED_BAD];
-    uint64_t bytes, other_bytes, link_ns, verify_ns, pause_ns, published, wants_number, asked, manifest_bytes, digest_bytes;
+    uint64_t bytes, other_bytes, link_ns, verify_ns, pause_ns, published, publishes, wants_number, asked, manifest_bytes, digest_bytes;
 };
 /* A packed message on the heap; free() data. FL_EXHAUSTED leaves it empty. */
 enum fl_status msg_pack(const ProtobufCMessage *m, struct fl_bytes *out, struct fl_err *err);

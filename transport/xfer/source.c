@@ -50,6 +50,8 @@ struct xfer_source {
     struct fl_timer begin_late;
     uint32_t attempt_seen; /* of the driver */
     struct call_req *watch;
+    bool watch_hears; /* of what is published, too                  */
+    uint64_t heard;   /* by whoever watches: how many publishes       */
     struct fl_timer watch_over;
     struct give give;
     struct fl_task stir; /* casts are near */
@@ -145,6 +147,7 @@ static void state_of(const struct xfer_source *s, struct xfer_state *out)
                                 .place = s->place,
                                 .has_published = s->has_published && s->state != SRC_DIGESTING,
                                 .published = s->published,
+                                .publishes = s->publishes,
                                 .slot = s->has_published ? s->published_slot : s->slot,
                                 .slot_gen = slot_gen(s->published_slot),
                                 .writing = s->state == SRC_WRITING || s->state == SRC_DIGESTING,
@@ -156,8 +159,20 @@ static void state_of(const struct xfer_source *s, struct xfer_state *out)
                                 .asked = s->asked };
 }
 
+static struct fl_bytes digests_of(const struct xfer_source *s, bool any)
+{
+    return (struct fl_bytes){ s->digests, any ? s->have->n_pieces * sizeof(*s->digests) : 0 };
+}
+
+static bool has_news(const struct xfer_source *s, uint64_t heard)
+{
+    return s->has_published && s->state != SRC_WRITING && s->state != SRC_DIGESTING &&
+           s->publishes != heard;
+}
+
 static void watch_answer(struct xfer_source *s)
 {
+    struct fl_bytes digests = digests_of(s, s->watch_hears && has_news(s, s->heard));
     struct call_req *req = s->watch;
     struct xfer_state st;
 
@@ -166,7 +181,8 @@ static void watch_answer(struct xfer_source *s)
     s->watch = NULL;
     fl_timer_cancel(&s->watch_over);
     state_of(s, &st);
-    msg_reply_state(req, &st, (struct fl_bytes){ 0 });
+    st.digest_bytes = digests.len;
+    msg_reply_state(req, &st, digests);
 }
 
 static void watch_on_over(struct fl_timer *t, uint64_t now_ns)
@@ -245,8 +261,8 @@ static enum fl_status device_segs(struct xfer_source *s, struct fl_err *err)
     return FL_OK;
 }
 
-/* What the device needs for it is kept: of 16 GB it is a table of 8 MB, which takes as long to make as
- * the digests. */
+/* What the device needs for it is kept: of 16 GB it is a table of 8 MB, which takes as long to make
+ * as the digests. */
 static enum fl_status mem_digests(struct xfer_source *s, size_t m, const struct link_seg *segs,
                                   size_t n, uint64_t (*each)[2], struct fl_err *err)
 {
@@ -323,6 +339,8 @@ static void digest_done(struct fl_work *w, enum fl_status st)
     s->state = SRC_PUBLISHED;
     fl_debug("weights published member=%s version=%" PRIu64 " slot=%u", s->me.name, s->number,
              s->slot);
+    if (s->watch_hears)
+        watch_answer(s); /* before whoever published goes on and asks for the update */
     wait_over(s, FL_OK, NULL);
     source_settle(s);
 }
@@ -442,9 +460,7 @@ static void serve_reconcile(struct xfer_source *s, struct call_req *req, const F
 
     state_of(s, &st);
     msg_reply_report(req, m, &st, (struct fl_bytes){ s->image, s->image_bytes },
-                     (struct fl_bytes){ s->digests, st.has_published
-                                                        ? s->have->n_pieces * sizeof(*s->digests)
-                                                        : 0 });
+                     digests_of(s, st.has_published));
     if (s->place.gpu_uuid[0])
         fl_defer(s->loop, &s->stir); /* behind the answer */
 }
@@ -467,8 +483,11 @@ static void serve_watch(struct xfer_source *s, struct call_req *req, const Fl__X
 {
     watch_answer(s); /* one at a time: the coordinator that came later is the one that listens */
     s->watch = req;
+    s->watch_hears = m->has_heard;
+    s->heard = m->heard;
     s->was_read = true; /* whoever listens also grants */
-    if (s->state == SRC_ASKING && (!m->has_told || m->told != s->asked)) {
+    if ((s->state == SRC_ASKING && (!m->has_told || m->told != s->asked)) ||
+        (s->watch_hears && has_news(s, s->heard))) {
         watch_answer(s);
         return;
     }
