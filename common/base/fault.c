@@ -169,9 +169,12 @@ void fl_fault_arm(unsigned nth)
     pthread_mutex_unlock(&lock);
 }
 
-void fl_fault_spare(void)
+bool fl_fault_spare(bool spare)
 {
-    spared = true;
+    bool was = spared;
+
+    spared = spare;
+    return was;
 }
 
 bool fl_fault_disarm(void)

@@ -22,4 +22,5 @@ enum fl_status fl_fault_set(const char *spec, struct fl_err *err); /* replaces a
 /* The sweep: the nth place met from now on fails, whatever its name. */
 void fl_fault_arm(unsigned nth);
 bool fl_fault_disarm(void); /* true: the armed place was met */
-void fl_fault_spare(void);  /* the sweep passes over this thread: it stands in for somebody else */
+/* The sweep passes over this thread while it stands in for somebody else. Returns whether it did. */
+bool fl_fault_spare(bool spare);

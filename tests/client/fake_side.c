@@ -13,7 +13,7 @@
 
 static void *fake_thread(void *arg)
 {
-    fl_fault_spare();
+    (void)fl_fault_spare(true);
     fl_loop_run(((struct fake *)arg)->loop);
     return NULL;
 }
