@@ -82,7 +82,10 @@ def test_a_slurm_task_that_is_ended_ends_in_order():
             os.makedirs(f"{p.root}/job")
             with open(f"{p.root}/bin/scontrol", "w", encoding="ascii") as f:
                 f.write("#!/bin/sh\necho n1\n")
-            os.chmod(f"{p.root}/bin/scontrol", 0o755)
+            with open(f"{p.root}/bin/rm", "w", encoding="ascii") as f:  # the signal may come this late
+                f.write("#!/bin/sh\nkill -TERM 0\nexec /bin/rm \"$@\"\n")
+            for name in ("scontrol", "rm"):
+                os.chmod(f"{p.root}/bin/{name}", 0o755)
             env = {**p.env, "PATH": f"{p.root}/bin:{os.environ['PATH']}", "FURLONG": f"{harness.BIN}/furlong", "FURLONG_PORT": str(port),
                    "FURLONG_NODE_GPUS": "1", "FURLONG_JOB_DIR": f"{p.root}/job", "HEAD_ADDR": "127.0.0.1", "SLURM_TMPDIR": p.root,
                    "SLURM_JOB_ID": f"{os.getpid()}", "SLURM_PROCID": procid, "SLURMD_NODENAME": f"n{procid}", "SLURM_JOB_NODELIST": "n[0-1]"}
