@@ -162,10 +162,29 @@ static void a_head_has_a_name(void **state)
     close(fd);
 }
 
+static void links(void **state)
+{
+    static const struct { const char *name; struct doctor_link link; enum doctor_state wanted; const char *text; } rows[] = {
+        { "small frames", { .hca = "rocep1s0f0", .iface = "enp1s0f0np0", .port = 1, .gbit = 200, .mtu = 1500, .up = true }, DOCTOR_WARN, "200 Gb/s with an MTU of 1500" },
+        { "large frames", { .hca = "rocep1s0f0", .iface = "enp1s0f0np0", .port = 1, .gbit = 200, .mtu = 9000, .up = true }, DOCTOR_OK, "(enp1s0f0np0): 200 Gb/s, MTU 9000" },
+        { "slow",         { .hca = "mlx4_0", .iface = "eth0", .port = 1, .gbit = 25, .mtu = 1500, .up = true }, DOCTOR_OK, "25 Gb/s" },
+        { "InfiniBand",   { .hca = "mlx5_0", .port = 2, .gbit = 400, .up = true }, DOCTOR_OK, "mlx5_0 port 2: 400 Gb/s" },
+        { "no cable",     { .hca = "mlx5_0", .iface = "eth0", .port = 1, .gbit = 200, .mtu = 1500 }, DOCTOR_OK, "is down" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        struct doctor_list l = { 0 };
+
+        doctor_judge_link(&rows[i].link, &l);
+        (void)only(&l, rows[i].name, rows[i].wanted, rows[i].text);
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shm), cmocka_unit_test(open_files), cmocka_unit_test(file_systems), cmocka_unit_test(nccl),
+        cmocka_unit_test(shm), cmocka_unit_test(open_files), cmocka_unit_test(file_systems), cmocka_unit_test(nccl), cmocka_unit_test(links),
         cmocka_unit_test(ports_and_clock), cmocka_unit_test(a_full_list_stays_whole), cmocka_unit_test(this_machine),
         cmocka_unit_test(a_head_has_a_name),
     };

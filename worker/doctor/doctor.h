@@ -25,6 +25,8 @@ struct doctor_nccl { char path[DOCTOR_PATH]; int version; }; /* 22809 */
 void doctor_judge_nccl(const struct doctor_nccl *found, size_t n, bool devices, struct doctor_list *out);
 /* holder: "pid 12 (nginx)", "" when it cannot be seen */
 void doctor_judge_port(const char *what, uint16_t port, bool free_now, const char *holder, struct doctor_list *out);
+struct doctor_link { char hca[64], iface[32]; unsigned port, gbit, mtu; bool up; }; /* iface: "" for InfiniBand */
+void doctor_judge_link(const struct doctor_link *k, struct doctor_list *out);
 void doctor_judge_cpus(double usable, unsigned online, struct doctor_list *out);
 
 /* ==== looking ====================================================================================== */

@@ -323,6 +323,7 @@ void doctor_look(const struct doctor_ask *ask, struct doctor_list *l)
         look_port("commands and browsers", 8265, l);
     }
     look_addresses(ask->head, l);
+    doctor_look_fabric(l);
     doctor_look_sockets(l);
     look_state(ask->state_dir, l);
     look_clock(l);
