@@ -196,7 +196,7 @@ PRIVATE = {"n": "the worker daemon of this private cluster", "h": "the head of t
 def lose(kind, words, watched):
     with place() as p, harness.saying(words):
         # no checkpoints: a trainer that is killed in one leaves its .part, which the next run takes away
-        run = Run(p, "--num-rollout=100000", *FLAGS[1:-1], env={} if watched else {"FURLONG_NODE_SILENT_MS": "1500"})
+        run = Run(p, "--num-rollout=100000", *FLAGS[1:-1], "--save-interval=0", env={} if watched else {"FURLONG_NODE_SILENT_MS": "1500"})
         sub = run.start()
         run.wait_step(0)
         if not watched:
