@@ -5,9 +5,10 @@ import os
 import resource
 import socket
 import subprocess
+import sys
 
 import harness
-from harness import place, wait_for
+from harness import hosts, place, wait_for
 from seats import Seats
 from submitting import job
 
@@ -41,8 +42,25 @@ def ephemeral():
         return range(int(f.read().split()[0]), 65536)
 
 
+@contextlib.contextmanager
+def alone():
+    """A host whose ports nobody else's engines bind between two looks, where network namespaces can be had."""
+    with contextlib.ExitStack() as stack:
+        try:
+            p = stack.enter_context(hosts(1))[0]
+        except harness.Skip:
+            p = stack.enter_context(place())
+        yield p
+
+
+def bind_all(p, numbers):
+    line = "import socket, sys; held = [socket.create_server(('127.0.0.1', int(n))) for n in sys.argv[1:]]"
+    where = ["ip", "netns", "exec", p.netns] if p.netns else []
+    subprocess.run([*where, sys.executable, "-c", line, *map(str, numbers)], check=True)
+
+
 def p48_many_engines_and_not_one_port_twice():
-    with place() as p:
+    with alone() as p:
         p.start_head("--num-gpus=65")
         for turn in range(20):  # by a placement: a block in a row for each engine, and where trainers meet
             s = Seats(p, "--actor-num-nodes=1", "--actor-num-gpus-per-node=1", "--rollout-num-gpus=64", "--num-gpus-per-node=65", launch=(), name=f"s{turn}")
@@ -51,9 +69,7 @@ def p48_many_engines_and_not_one_port_twice():
             meet = ports(p, lambda r: r.get("job") == f"s{turn}" and r["name"] == "trainers' meeting")
             taken = [n for r in own for n in range(r["port"], r["port"] + 4)] + [r["port"] for r in meet]
             assert len(own) == 64 and len(meet) == 1 and len(set(taken)) == 257, (len(own), meet, sorted(taken))
-            with contextlib.ExitStack() as held:  # each of them can be had, all at once
-                for n in taken:
-                    held.enter_context(socket.create_server(("127.0.0.1", n)))
+            bind_all(p, taken)  # each of them can be had, all at once
             s.end()
         line = engine(p)
         for i in range(16):  # by name: processes that bind what they were given
