@@ -4,7 +4,11 @@
 #include "common/base/log.h"
 #include "head/state.h"
 
-enum { BACKOFF_MS = 1000, BACKOFF_MAX_MS = 30000, PEERS_MAX = 8192 };
+enum {
+    BACKOFF_MS = 1000,
+    BACKOFF_MAX_MS = 30000,
+    PEERS_MAX = 48 << 10, /* some 3,000 addresses; a variable holds 128 KiB */
+};
 
 static bool is_driver(const struct seat *s)
 {
@@ -386,12 +390,19 @@ static char *peers_text(struct head *h)
 {
     struct fl_str all = FL_STR_HEAP(PEERS_MAX);
     struct node *n, *tmp;
+    unsigned left_out = 0;
 
     fl_str_add(&all, "%s", h->node_ip);
-    HASH_ITER (hh, h->nodes, n, tmp)
-        if (n->state == NODE_READY && strcmp(n->rec->address, h->node_ip) != 0 &&
-            all.len + strlen(n->rec->address) + 1 < PEERS_MAX)
+    HASH_ITER (hh, h->nodes, n, tmp) {
+        if (n->state != NODE_READY || !strcmp(n->rec->address, h->node_ip))
+            continue;
+        if (all.len + strlen(n->rec->address) + 1 < PEERS_MAX)
             fl_str_add(&all, ",%s", n->rec->address);
+        else
+            left_out++;
+    }
+    if (left_out)
+        fl_warn("a worker's NO_PROXY lacks nodes n=%u: %d bytes of addresses at most", left_out, PEERS_MAX);
     return must(all.data);
 }
 
