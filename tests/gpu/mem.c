@@ -90,7 +90,7 @@ static void moved(const void *device, void *to, const void *from, size_t bytes)
 
     if (o)
         copy(o, to, from, bytes);
-    else
+    else if (bytes) /* a tensor of none may lie nowhere */
         memcpy(to, from, bytes);
     (void)fl_fault_spare(was);
 }
@@ -114,7 +114,7 @@ void t_mem_fill(void *to, uint8_t value, size_t bytes)
     if (o) {
         t_ok(table()->fill(o->s, (uint64_t)(uintptr_t)to, value, bytes, &err), &err);
         t_ok(table()->stream_sync(o->s, &err), &err);
-    } else {
+    } else if (bytes) {
         memset(to, value, bytes);
     }
     (void)fl_fault_spare(was);
