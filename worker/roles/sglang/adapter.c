@@ -12,8 +12,9 @@
 #include "worker/roles/role.h"
 
 enum {
-    TURN_MS = 250
-}; /* how soon the end of the server is seen by a thread that waits for events */
+    TURN_MS = 250, /* how soon the end of the server is seen by a thread that waits for events */
+    DEATH_MS = 500 /* its sockets close a moment before its end can be seen */
+};
 
 static uint32_t deadline_ms(const struct adapter *a, const struct furlong_event *ev)
 {
@@ -143,8 +144,11 @@ static enum fl_status serve(struct adapter *a, struct fl_err *err)
         FL_TRY(st);
         st = on_event(a, &ev, err);
         if (st != FL_OK) {
+            struct pollfd child = { .fd = a->server.pidfd, .events = POLLIN };
             struct fl_err died = { 0 };
 
+            if (st == FL_UNREACHABLE && a->server.pid)
+                (void)poll(&child, 1, DEATH_MS);
             if (sglang_server_lives(&a->server, &died) != FL_OK)
                 *err = died;
             role_refuse(ev.call, st, err);
