@@ -126,12 +126,13 @@ static void fenced(struct after *a, enum fl_status st, const struct fl_err *err)
     Fl__Shutdown m = FL__SHUTDOWN__INIT;
 
     memcpy(&id, a->key, sizeof(id));
-    n = st == FL_OK ? node_find(a->head, &id) : NULL;
+    n = node_find(a->head, &id);
     if (st != FL_OK)
         fl_error("that a node is fenced could not be kept why=\"%s\"", err->text);
     if (n && n->state == NODE_LOST && n->up) {
         m.why = (char *)(uintptr_t)"the head heard nothing of it for too long";
-        (void)node_tell(n, FL_NODE_FENCED, &m, NULL); /* or it hears so when it comes back */
+        if (st == FL_OK)
+            (void)node_tell(n, FL_NODE_FENCED, &m, NULL); /* or it hears so when it comes back */
         uplink_close(n->up, FL_STALE, "fenced: silent for too long");
     }
     free(a);

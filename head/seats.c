@@ -126,6 +126,13 @@ void seat_unplug(struct seat *s)
     seat_dirty(s);
 }
 
+/* 127 and 126 are a shell's words for a command that is not there or may not be run: it would be so the next
+ * time too. One that ran before, in an attempt or up to its join, is another matter: a file system may come back. */
+static bool never_ran(const struct seat *s, const Fl__Exit *x)
+{
+    return s->rec->restarts == 0 && !s->joined && x->cause == EXIT_EXITED && (x->code == 126 || x->code == 127);
+}
+
 void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after *then)
 {
     struct head *h = s->job->head;
@@ -144,6 +151,7 @@ void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after
         rec.ending = 0;
     } else {
         rec.state = FL__SEAT_STATE__SEAT_OVER;
+        s->unrunnable = never_ran(s, rec.exit);
     }
     fl_info("worker ended role=%s rank=%u attempt=%u job=%s cause=%u code=%d signal=%d why=\"%s\"",
             s->rec->role, s->rec->rank, attempt, s->job->rec->submission_id, rec.exit->cause,
@@ -538,15 +546,6 @@ static const char *ending(const struct seat *s)
     return s->rec->exit && s->rec->exit->why ? s->rec->exit->why : "a worker has ended";
 }
 
-/* Its command is not there or may not be run: 127 and 126 are the shell's words for that. It would be so
- * the next time too. A program that was there once is another matter: a file system may come back. */
-static bool unrunnable(const struct seat *s)
-{
-    const Fl__Exit *x = s->rec->exit;
-
-    return x && s->rec->restarts == 0 && x->cause == EXIT_EXITED && (x->code == 126 || x->code == 127);
-}
-
 static void member_over(struct head *h, struct seat *s)
 {
     struct role *r = seat_role(s);
@@ -557,7 +556,7 @@ static void member_over(struct head *h, struct seat *s)
     uint32_t n = long_lived ? 0 : s->rec->restarts; /* one a day is no reason to give up */
     struct fl_err err;
 
-    if (how && !seat_wants_end(s) && unrunnable(s)) {
+    if (how && !seat_wants_end(s) && s->unrunnable) {
         if (set_state(s, FL__SEAT_STATE__SEAT_CLOSED) == FL_OK)
             joblog_note(s->job, "%s; it is not started again: its command cannot be run there", ending(s));
         return;
@@ -714,7 +713,7 @@ void members_fill(struct head *h, const struct seat *s, Fl__Where *w, Fl__SeatRe
                                                                          : MEMBER_STARTING;
     if (s->rec->exit)
         w->why = s->rec->exit->why;
-    w->has_unrunnable = w->unrunnable = w->state == MEMBER_ENDED && unrunnable(s);
+    w->has_unrunnable = w->unrunnable = w->state == MEMBER_ENDED && s->unrunnable;
     if (!n)
         return;
     w->node = n->rec->name;

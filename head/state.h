@@ -174,6 +174,7 @@ struct seat {
     struct job *job;
     bool started; /* the daemon has said so */
     bool joined, stopping, calling, dirty, refused;
+    bool unrunnable; /* its first attempt ended before it joined: the command is not there, or may not be run */
     int pid;
     char *tcp, *unix_path;
     struct seat_port {

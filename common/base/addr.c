@@ -89,11 +89,18 @@ static socklen_t size_of(const struct sockaddr *a)
     return a->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 }
 
-static bool is_loopback(const struct sockaddr *a)
+bool fl_sockaddr_is_loopback(const struct sockaddr *a)
 {
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)a;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)a;
+
+    if (!a)
+        return false;
     if (a->sa_family == AF_INET)
-        return (ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24) == 127;
-    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
+        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+    return a->sa_family == AF_INET6 &&
+           (IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) ||
+            (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) && v6->sin6_addr.s6_addr[12] == 127));
 }
 
 static bool is_link_local(const struct sockaddr *a)
@@ -167,7 +174,7 @@ static bool look_for(const struct subnet *net, const char *iface, const struct s
 
         if (!best || as_near || (family && near->sa_family != best->ifa_addr->sa_family) ||
             (is_link_local(best->ifa_addr) && !is_link_local(i->ifa_addr)) ||
-            (is_loopback(best->ifa_addr) && !is_loopback(i->ifa_addr)))
+            (fl_sockaddr_is_loopback(best->ifa_addr) && !fl_sockaddr_is_loopback(i->ifa_addr)))
             best = i;
         if (as_near)
             break;
@@ -191,7 +198,7 @@ static bool on_interface(const struct sockaddr *want, char iface[32], struct fl_
     one.len = (unsigned)one.n * 8;
     if (look_for(&one, NULL, NULL, &own, iface, all))
         return true;
-    if (want->sa_family != AF_INET || !is_loopback(want))
+    if (want->sa_family != AF_INET || !fl_sockaddr_is_loopback(want))
         return false;
     (void)fl_copy(iface, 32, "lo");
     return true;
@@ -242,7 +249,7 @@ static enum fl_status finish(const struct sockaddr *at, struct fl_addr *a, struc
     if (getnameinfo(at, size_of(at), a->text, sizeof(a->text), NULL, 0, NI_NUMERICHOST))
         return fl_fail(err, FL_INTERNAL, "own address cannot be written");
     a->text[strcspn(a->text, "%")] = 0; /* the scope of a link-local address means nothing elsewhere */
-    a->loopback = is_loopback(at);
+    a->loopback = fl_sockaddr_is_loopback(at);
     return FL_OK;
 }
 
@@ -323,7 +330,7 @@ enum fl_status fl_addr_find(const char *flag, const char *asked, const char *tow
         FL_TRY(as_asked(flag, asked, st == FL_OK ? (struct sockaddr *)&source : NULL, &own, &a, err));
     }
     FL_TRY(finish((struct sockaddr *)&own, &a, err));
-    if (a.loopback && st == FL_OK && !is_loopback((struct sockaddr *)&to))
+    if (a.loopback && st == FL_OK && !fl_sockaddr_is_loopback((struct sockaddr *)&to))
         return fl_fail(err, FL_INVALID,
                        "%s=%.60s is loopback, which no other node reaches, and the head is at %s: leave it out, or name another address or a subnet",
                        flag, asked ? asked : a.text, toward);

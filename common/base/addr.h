@@ -23,6 +23,8 @@ enum fl_status fl_addr_find(const char *flag, const char *asked, const char *tow
 bool fl_addr_is_any(const char *asked); /* a wildcard */
 /* Of this host alone: a literal of loopback, or localhost, with or without brackets and a port. No other name is looked up. */
 bool fl_addr_is_loopback(const char *address);
+struct sockaddr;
+bool fl_sockaddr_is_loopback(const struct sockaddr *a); /* also as IPv6 writes IPv4; NULL: not */
 
 /* "HOST:PORT", "[v6]:PORT" apart; host without brackets. FL_INVALID: names flag and the forms that are taken. */
 enum fl_status fl_addr_split(const char *flag, const char *target, char host[256], char port[8], struct fl_err *err);

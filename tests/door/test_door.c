@@ -9,6 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "common/base/addr.h"
 #include "common/base/fault.h"
 #include "tests/t.h"
 #include "transport/door/door.h"
@@ -105,14 +106,14 @@ static void knows_its_own_host(void **state)
     struct sockaddr_un un = { .sun_family = AF_UNIX };
 
     (void)state;
-    t_true(door_is_near((struct sockaddr *)&v4) && door_is_near((struct sockaddr *)&v6));
+    t_true(fl_sockaddr_is_loopback((struct sockaddr *)&v4) && fl_sockaddr_is_loopback((struct sockaddr *)&v6));
     t_true(inet_pton(AF_INET6, "::ffff:127.0.0.1", &v6.sin6_addr) == 1 &&
-           door_is_near((struct sockaddr *)&v6));
+           fl_sockaddr_is_loopback((struct sockaddr *)&v6));
     t_true(inet_pton(AF_INET6, "::ffff:10.0.0.1", &v6.sin6_addr) == 1 &&
-           !door_is_near((struct sockaddr *)&v6));
+           !fl_sockaddr_is_loopback((struct sockaddr *)&v6));
     v4.sin_addr.s_addr = htonl(0x0a000001);
-    t_true(!door_is_near((struct sockaddr *)&v4) && !door_is_near((struct sockaddr *)&un) &&
-           !door_is_near(NULL));
+    t_true(!fl_sockaddr_is_loopback((struct sockaddr *)&v4) && !fl_sockaddr_is_loopback((struct sockaddr *)&un) &&
+           !fl_sockaddr_is_loopback(NULL));
 }
 
 /* ---- a door, and who was let in */

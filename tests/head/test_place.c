@@ -212,6 +212,30 @@ static void a_worker_starts_again_after_back_off(void **unused)
     run_end(&x);
 }
 
+/* 127: a shell has not found the command. Of one that had joined it is an end like any other. */
+static void a_command_that_cannot_be_run_ends_at_once(void **unused)
+{
+    for (int ran = 0; ran < 2; ran++) {
+        struct run x;
+        const Fl__Where *w;
+
+        (void)unused;
+        run_start(&x, ran ? "ran" : "unrunnable", 2, 0);
+        Fl__Layout *y = place(&x, split_1_1, 4);
+        free_msg(launch(&x, y, "rollout", 2));
+        UNTIL(&x.rig, fake_worker(&x.a, "rollout", 0));
+        if (ran)
+            fake_joined(&x.a, fake_worker(&x.a, "rollout", 0));
+        fake_exit(&x.a, fake_worker(&x.a, "rollout", 0), 127);
+        UNTIL(&x.rig, (w = last_news(&x.a, "rollout", 0)) && w->state == (ran ? MEMBER_STARTING : MEMBER_ENDED));
+        t_int_eq(w->has_unrunnable && w->unrunnable, !ran);
+        rig_pass(&x.rig, 5000);
+        t_int_eq(fake_worker(&x.a, "rollout", 0)->who.attempt, ran ? 2 : 1);
+        free_msg(y);
+        run_end(&x);
+    }
+}
+
 static void the_driver_hears_how_its_members_fare(void **unused)
 {
     struct run x;
@@ -448,7 +472,7 @@ int main(void)
         cmocka_unit_test(what_does_not_fit_now_waits_for_room),
         cmocka_unit_test(a_node_that_does_not_prepare_undoes_all),
         cmocka_unit_test(a_node_that_says_nothing_is_named),
-        cmocka_unit_test(a_worker_starts_again_after_back_off),
+        cmocka_unit_test(a_worker_starts_again_after_back_off), cmocka_unit_test(a_command_that_cannot_be_run_ends_at_once),
         cmocka_unit_test(the_driver_hears_how_its_members_fare),
         cmocka_unit_test(one_member_is_ended),
         cmocka_unit_test(a_role_restarts_as_a_whole),

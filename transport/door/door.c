@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/addr.h"
 #include "common/base/fault.h"
 #include "common/base/str.h"
 #include "transport/door/door.h"
@@ -38,20 +39,6 @@ struct door {
     struct knock *first, *last;
     unsigned n, n_far;
 };
-
-bool door_is_near(const struct sockaddr *a)
-{
-    const struct sockaddr_in *v4 = (const struct sockaddr_in *)a;
-    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)a;
-
-    if (!a)
-        return false;
-    if (a->sa_family == AF_INET)
-        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
-    return a->sa_family == AF_INET6 &&
-           (IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) ||
-            (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) && v6->sin6_addr.s6_addr[12] == 127));
-}
 
 /* ---- room */
 
@@ -194,7 +181,7 @@ static void knock_ready(void *arg, unsigned events)
 
 static void let_in(struct door *d, int fd, const struct knock *who)
 {
-    bool far = !door_is_near(&who->from.sa);
+    bool far = !fl_sockaddr_is_loopback(&who->from.sa);
     struct knock *k = make_room(d, far) && !FL_FAULT("door.knock") ? malloc(sizeof(*k)) : NULL;
 
     if (!k) {

@@ -45,7 +45,6 @@ void door_destroy(struct door *d);
 void door_says(struct door *d, const char *sentence); /* from now on */
 void door_look(struct door *d);                       /* somebody inside has left */
 
-bool door_is_near(const struct sockaddr *a); /* of this host, by loopback; NULL: not */
 
 /* ---- pure, for tests */
 /* What the first n bytes are, one of DOOR_*; 0: that is not known before more come. whole: nothing more comes. */

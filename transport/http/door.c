@@ -55,7 +55,7 @@ void http_door_notify(void *arg, struct MHD_Connection *conn, void **slot,
             return; /* only without a time of its own */
         c->server = s;
         c->fd = fd->connect_fd;
-        c->far = !door_is_near(from->client_addr);
+        c->far = !fl_sockaddr_is_loopback(from->client_addr);
         s->n_far += c->far;
         *slot = c;
         wants_by(c, s->c.idle_ms);

@@ -76,7 +76,7 @@ static bool is_loopback(struct MHD_Connection *conn)
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
 
-    return info && door_is_near(info->client_addr);
+    return info && fl_sockaddr_is_loopback(info->client_addr);
 }
 
 static void refuse(struct http_req *req, unsigned status, const char *fmt, ...)

@@ -2,6 +2,7 @@
 #pragma once
 #include <microhttpd.h>
 
+#include "common/base/addr.h"
 #include "common/base/str.h"
 #include "transport/door/door.h"
 #include "transport/http/http.h"
