@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "bench/median.h"
+#include "bench/must.h"
 #include "common/base/loop.h"
 #include "transport/arena/arena.h"
 
@@ -17,14 +18,6 @@ enum { RUNS = 7 };
 static const struct gpu_ops *gpu;
 static struct gpu_info info;
 static struct fl_err err;
-
-static void must(enum fl_status st)
-{
-    if (st == FL_OK)
-        return;
-    fprintf(stderr, "bench_arena: %s\n", err.text);
-    exit(1);
-}
 
 /* ==== the limit ==== */
 struct limit {

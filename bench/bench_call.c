@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "bench/must.h"
 #include "transport/call/call.h"
 #include "transport/tls/tls.h"
 
@@ -23,12 +24,6 @@ enum { BODY = 64, FRAME = 32 + BODY, BATCH = 64, BULK = 64 << 20, SAMPLES = 1 <<
 enum { ECHO = 1, TAKE = 2 };
 static const uint64_t sec = 1000000000;
 static uint64_t span_ns;
-
-static void die(const char *what, const struct fl_err *err)
-{
-    fprintf(stderr, "bench_call: %s: %s\n", what, err ? err->text : strerror(errno));
-    exit(1);
-}
 
 /* ---- the bare socket */
 

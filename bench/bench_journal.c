@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "bench/must.h"
 #include "common/base/file.h"
 #include "common/base/str.h"
 #include "head/journal/journal.h"
@@ -26,12 +27,6 @@ struct bench {
     } slots[MOST];
 };
 
-static void fail(const char *what, const struct fl_err *err)
-{
-    fprintf(stderr, "bench_journal: %s: %s\n", what, err->text);
-    exit(1);
-}
-
 static void apply(void *state, struct fl_bytes body)
 {
     (void)body;
@@ -46,9 +41,8 @@ static void append(struct slot *s)
     if (!s->bench->left)
         return;
     s->bench->left--;
-    if (journal_append(s->bench->journal, KIND, (struct fl_bytes){ body, sizeof(body) }, &s->op,
-                       &err) != FL_OK)
-        fail("append", &err);
+    must(journal_append(s->bench->journal, KIND, (struct fl_bytes){ body, sizeof(body) }, &s->op,
+                        &err));
 }
 
 static void durable(struct journal_op *op, enum fl_status st, const struct fl_err *err)
@@ -56,7 +50,7 @@ static void durable(struct journal_op *op, enum fl_status st, const struct fl_er
     struct slot *s = container_of(op, struct slot, op);
 
     if (st != FL_OK)
-        fail("commit", err);
+        die("commit", err);
     s->bench->done++;
     append(s);
 }
@@ -70,9 +64,8 @@ static double journal_rate(const char *path, unsigned outstanding, uint64_t reco
     uint64_t applied = 0;
     struct journal_opts o = { .table = table, .n_table = 1, .state = &applied };
 
-    if (fl_loop_create(NULL, &b.loop, &err) != FL_OK ||
-        journal_open(b.loop, path, &o, &b.journal, &found, &err) != FL_OK)
-        fail("open", &err);
+    must(fl_loop_create(NULL, &b.loop, &err));
+    must(journal_open(b.loop, path, &o, &b.journal, &found, &err));
     uint64_t start = fl_clock_boot_ns();
     for (unsigned i = 0; i < outstanding; i++) {
         b.slots[i] = (struct slot){ .op.durable = durable, .bench = &b };
@@ -111,14 +104,13 @@ int main(int argc, char **argv)
     char dir[FL_PATH_MAX], path[FL_PATH_MAX], raw[FL_PATH_MAX];
     struct fl_err err;
 
-    if (fl_path(dir, &err, "%s/bench-journal.%d", folder, (int)getpid()) != FL_OK ||
-        fl_mkdirs(dir, &err) != FL_OK || fl_path(raw, &err, "%s/raw", dir) != FL_OK)
-        fail("folder", &err);
+    must(fl_path(dir, &err, "%s/bench-journal.%d", folder, (int)getpid()));
+    must(fl_mkdirs(dir, &err));
+    must(fl_path(raw, &err, "%s/raw", dir));
     for (size_t i = 0; i < FL_LEN(outstanding); i++) {
         unsigned syncs = quick ? 50 : 2000;
 
-        if (fl_path(path, &err, "%s/journal%u.db", dir, outstanding[i]) != FL_OK)
-            fail("folder", &err);
+        must(fl_path(path, &err, "%s/journal%u.db", dir, outstanding[i]));
         double before = raw_rate(raw, syncs);
         double rate =
             journal_rate(path, outstanding[i], (uint64_t)syncs * (outstanding[i] > 1 ? 10 : 1));

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "bench/median.h"
+#include "bench/must.h"
 #include "bench/shapes.h"
 #include "common/gpu/gpu.h"
 #include "kernels/digest.h"
@@ -16,14 +17,6 @@
 enum { RUNS = 20, WARM = 3, PATTERN_BYTES = 63999984 };
 static const struct gpu_ops *gpu;
 static struct fl_err err;
-
-static void must(enum fl_status st)
-{
-    if (st == FL_OK)
-        return;
-    fprintf(stderr, "bench_kernels: %s\n", err.text);
-    exit(1);
-}
 
 static size_t tensors_of(const struct shape *s, struct kernel_piece *out, uint64_t *total)
 {

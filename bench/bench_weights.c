@@ -17,22 +17,19 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "bench/median.h"
+#include "bench/must.h"
+#include "bench/shapes.h"
 #include "common/base/loop.h"
 #include "transport/xfer/plan.h"
 
-enum { MAX_TENSORS = 400, MAX_ROUNDS = 64, WARM_UP = 3, IN_FLIGHT = 4, CALL_BYTES = 1 << 20 };
-
-struct sizes {
-    unsigned layers, hidden, q, kv, inter, head, vocab;
-};
-static const struct sizes full = { 28, 1024, 2048, 1024, 3072, 128, 151936 };
-static const struct sizes quick = { 4, 256, 512, 256, 768, 128, 8192 };
+enum { MAX_ROUNDS = 64, WARM_UP = 3, IN_FLIGHT = 4, CALL_BYTES = 1 << 20 };
 
 struct bench {
     struct fl_loop *loop;
-    struct xfer_tensor tensors[MAX_TENSORS];
-    struct xfer_piece pieces[MAX_TENSORS];
-    char names[MAX_TENSORS][40];
+    struct xfer_tensor tensors[SHAPES_MAX];
+    struct xfer_piece pieces[SHAPES_MAX];
+    struct shape_tensor shapes[SHAPES_MAX];
     size_t n;
     uint64_t bytes, moved;
     struct xfer_manifest source, engine;
@@ -42,14 +39,6 @@ struct bench {
     bool wrong;
 };
 
-static void fatal(enum fl_status st, const struct fl_err *err)
-{
-    if (st == FL_OK)
-        return;
-    fprintf(stderr, "bench_weights: %s\n", err->text);
-    exit(1);
-}
-
 static double now_s(void)
 {
     return (double)fl_clock_boot_ns() / 1e9;
@@ -57,44 +46,21 @@ static double now_s(void)
 
 /* ---- the model ---- */
 
-static void add(struct bench *b, uint64_t rows, uint64_t columns, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-static void add(struct bench *b, uint64_t rows, uint64_t columns, const char *fmt, ...)
-{
-    struct xfer_tensor *t = &b->tensors[b->n];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(b->names[b->n], sizeof(b->names[0]), fmt, ap);
-    va_end(ap);
-    *t = (struct xfer_tensor){ .name = b->names[b->n],
-                               .dtype = FL_BF16,
-                               .ndim = columns ? 2 : 1,
-                               .shape = { rows, columns } };
-    b->n++;
-}
-
 static int by_name(const void *a, const void *b)
 {
     return strcmp(((const struct xfer_tensor *)a)->name, ((const struct xfer_tensor *)b)->name);
 }
 
-static void model(struct bench *b, const struct sizes *s)
+static void model(struct bench *b, const struct shape *s)
 {
-    add(b, s->vocab, s->hidden, "embed_tokens");
-    add(b, s->hidden, 0, "norm");
-    for (unsigned l = 0; l < s->layers; l++) {
-        add(b, s->q, s->hidden, "layers.%02u.q_proj", l);
-        add(b, s->kv, s->hidden, "layers.%02u.k_proj", l);
-        add(b, s->kv, s->hidden, "layers.%02u.v_proj", l);
-        add(b, s->hidden, s->q, "layers.%02u.o_proj", l);
-        add(b, s->inter, s->hidden, "layers.%02u.gate_proj", l);
-        add(b, s->inter, s->hidden, "layers.%02u.up_proj", l);
-        add(b, s->hidden, s->inter, "layers.%02u.down_proj", l);
-        add(b, s->hidden, 0, "layers.%02u.input_norm", l);
-        add(b, s->hidden, 0, "layers.%02u.post_norm", l);
-        add(b, s->head, 0, "layers.%02u.q_norm", l);
-        add(b, s->head, 0, "layers.%02u.k_norm", l);
+    b->n = shape_each(s, b->shapes);
+    for (size_t i = 0; i < b->n; i++) {
+        const struct shape_tensor *t = &b->shapes[i];
+
+        b->tensors[i] = (struct xfer_tensor){ .name = t->name,
+                                              .dtype = FL_BF16,
+                                              .ndim = t->columns ? 2 : 1,
+                                              .shape = { t->rows, t->columns } };
     }
     qsort(b->tensors, b->n, sizeof(b->tensors[0]), by_name);
     for (uint32_t i = 0; i < b->n; i++) {
@@ -117,12 +83,12 @@ static void memories(struct bench *b)
     struct fl_err err = { 0 };
     uint64_t x = 88172645463325252ull;
 
-    fatal(xfer_manifest_seal(&b->source, &err), &err);
-    fatal(xfer_manifest_seal(&b->engine, &err), &err);
-    fatal(link_place_here(NULL, &b->places[0], &err), &err);
+    must(xfer_manifest_seal(&b->source, &err));
+    must(xfer_manifest_seal(&b->engine, &err));
+    must(link_place_here(NULL, &b->places[0], &err));
     b->places[1] = b->places[0];
-    fatal(link_mem_alloc(b->bytes, &b->src, &err), &err);
-    fatal(link_mem_alloc(b->bytes, &b->dst, &err), &err);
+    must(link_mem_alloc(b->bytes, &b->src, &err));
+    must(link_mem_alloc(b->bytes, &b->dst, &err));
     for (uint64_t i = 0; i + 8 <= b->bytes; i += 8) {
         x ^= x << 13;
         x ^= x >> 7;
@@ -225,7 +191,8 @@ static void on_back(struct link_op *op)
 {
     struct moving *m = container_of(op, struct moving, op);
 
-    fatal(op->err.status, &op->err);
+    if (op->err.status != FL_OK)
+        die(m->e->ops->name, &op->err);
     m->e->back++;
 }
 
@@ -236,7 +203,7 @@ static void open_link(struct bench *b, struct ends *e, unsigned self, struct lin
     struct fl_err err = { 0 };
     unsigned before = e->back;
 
-    fatal(e->ops->open(b->loop, &team, out, &m.op, &err), &err);
+    must(e->ops->open(b->loop, &team, out, &m.op, &err));
     while (e->back == before)
         fl_loop_turn(b->loop, 100);
 }
@@ -257,12 +224,12 @@ static void open_ends(struct bench *b, struct ends *e, const struct link_ops *op
     struct fl_err err = { 0 };
 
     *e = (struct ends){ .ops = ops };
-    fatal(xfer_plan_make(&in, &e->plan, &err), &err);
+    must(xfer_plan_make(&in, &e->plan, &err));
     e->digests = calloc(e->plan->n_segs, sizeof(*e->digests));
     open_link(b, e, 0, &e->from);
     open_link(b, e, 1, &e->to);
-    fatal(ops->share(e->from, &b->src, &key, &err), &err);
-    fatal(ops->map(e->to, &key, false, &e->view, &err), &err);
+    must(ops->share(e->from, &b->src, &key, &err));
+    must(ops->map(e->to, &key, false, &e->view, &err));
 }
 
 static void close_ends(struct ends *e)
@@ -289,9 +256,8 @@ static double run_plan(struct bench *b, struct ends *e, bool digests)
             struct fl_err err = { 0 };
 
             *m = (struct moving){ .op = { .done = on_back }, .e = e };
-            fatal(e->ops->pull(e->to, &e->view, &b->dst, e->plan->segs + bk->first_seg, bk->n_segs,
-                               digests ? e->digests + bk->first_seg : NULL, &m->op, &err),
-                  &err);
+            must(e->ops->pull(e->to, &e->view, &b->dst, e->plan->segs + bk->first_seg, bk->n_segs,
+                              digests ? e->digests + bk->first_seg : NULL, &m->op, &err));
             started++;
         }
         fl_loop_turn(b->loop, 100);
@@ -301,7 +267,7 @@ static double run_plan(struct bench *b, struct ends *e, bool digests)
 
 static void check(struct bench *b, struct ends *e, bool digests, const char *what)
 {
-    uint64_t sums[MAX_TENSORS][2] = { { 0 } };
+    uint64_t sums[SHAPES_MAX][2] = { { 0 } };
 
     for (size_t i = 0; i < b->n; i++)
         if (memcmp((char *)b->dst.addr + b->pieces[i].off, (char *)b->src.addr + b->pieces[i].off,
@@ -326,17 +292,10 @@ static void check(struct bench *b, struct ends *e, bool digests, const char *wha
 
 /* ---- figures ---- */
 
-static int by_time(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 /* Sorts: best first. */
 static const double *sorted(double *t, unsigned n)
 {
-    qsort(t, n, sizeof(*t), by_time);
+    qsort(t, n, sizeof(*t), median_order);
     return t;
 }
 
@@ -415,7 +374,7 @@ static void measure(struct bench *b, const struct link_ops *ops, enum xfer_mode 
 static void measure_share(struct bench *b)
 {
     double took[MAX_ROUNDS];
-    const void *pointers[MAX_TENSORS];
+    const void *pointers[SHAPES_MAX];
     volatile char sum = 0;
     struct ends e;
 
@@ -426,8 +385,8 @@ static void measure_share(struct bench *b)
         struct fl_err err = { 0 };
         double began = now_s();
 
-        fatal(e.ops->share(e.from, &b->src, &key, &err), &err);
-        fatal(e.ops->map(e.to, &key, false, &view, &err), &err);
+        must(e.ops->share(e.from, &b->src, &key, &err));
+        must(e.ops->map(e.to, &key, false, &view, &err));
         for (size_t i = 0; i < e.plan->n_segs; i++)
             pointers[e.plan->segs[i].tensor] = (char *)view.addr + e.plan->segs[i].from_off;
         took[r] = now_s() - began;
@@ -458,7 +417,7 @@ static void measure_plan(struct bench *b)
         struct xfer_plan *p;
         double began = now_s();
 
-        fatal(xfer_plan_make(&in, &p, &err), &err);
+        must(xfer_plan_make(&in, &p, &err));
         t[r] = now_s() - began;
         xfer_plan_destroy(p);
     }
@@ -468,12 +427,12 @@ static void measure_plan(struct bench *b)
 int main(int argc, char **argv)
 {
     static struct bench b = { .rounds = 11 };
-    const struct sizes *s = &full;
+    const struct shape *s = &shape_06;
     struct fl_err err = { 0 };
 
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--quick") == 0) {
-            s = &quick;
+            s = &shape_tiny;
             b.rounds = 3;
         } else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc && atoi(argv[i + 1]) > 0 &&
                    atoi(argv[i + 1]) <= MAX_ROUNDS) {
@@ -482,7 +441,7 @@ int main(int argc, char **argv)
             fprintf(stderr, "usage: bench_weights [--quick] [--rounds 1..%d]\n", MAX_ROUNDS);
             return 2;
         }
-    fatal(fl_loop_create(NULL, &b.loop, &err), &err);
+    must(fl_loop_create(NULL, &b.loop, &err));
     model(&b, s);
     memories(&b);
     measure_plan(&b);
