@@ -184,6 +184,11 @@ static void chunks_are_as_large_as_asked(void **state)
     arena_usage(a, false, &u);
     t_int_eq(u.peak_held_bytes, first);
     arena_destroy(a);
+    a = fresh(&(struct arena_opts){ 0 });
+    void *w = some(a, FURLONG_TAG_WEIGHTS, 1, 0);
+    t_int_eq(held(a, FURLONG_TAG_WEIGHTS), gpu == &gpu_host ? 0 : 256 * MIB, "unless said");
+    arena_free(a, w);
+    arena_destroy(a);
 }
 
 /* ==== offload and onload ==== */
@@ -292,6 +297,51 @@ static void the_disk_keeps_content(void **state)
     t_int_eq(t_open_fds(), fds);
 }
 
+/* Nobody has said how a tag is kept: what can be made or sent again goes, the rest is saved where
+ * that is another memory. */
+static void each_tag_goes_its_own_way(void **state)
+{
+    static const struct {
+        uint32_t tag;
+        bool saved;
+    } rows[] = {
+        { FURLONG_TAG_WEIGHTS, false }, { FURLONG_TAG_KV, false },
+        { FURLONG_TAG_GRAPH, false },   { FURLONG_TAG_OPTIMIZER, true },
+        { FURLONG_TAG_DEFAULT, true },
+    };
+    struct arena *a = fresh(&small);
+    struct eye e = eye_open();
+    void *p[FL_LEN(rows)];
+
+    (void)state;
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        p[i] = some(a, rows[i].tag, CHUNK, 0);
+        paint(&e, p[i], CHUNK, 40 + i);
+    }
+    for (size_t i = 0; i < FL_LEN(rows); i++) { /* one at a time: no other tag is touched */
+        bool stays = rows[i].saved && info.integrated;
+        struct arena_moved m;
+
+        t_ok(arena_offload(a, rows[i].tag, &m, &err), &err);
+        t_int_eq(m.dropped_bytes, rows[i].saved ? 0 : CHUNK, "tag %u", rows[i].tag);
+        t_int_eq(m.kept_bytes, stays ? CHUNK : 0, "tag %u", rows[i].tag);
+        t_int_eq(m.backed_bytes, rows[i].saved && !stays ? CHUNK : 0, "tag %u", rows[i].tag);
+        t_int_eq(held(a, rows[i].tag), stays ? CHUNK : 0, "tag %u", rows[i].tag);
+        for (size_t k = i + 1; k < FL_LEN(rows); k++)
+            t_true(painted(&e, p[k], CHUNK, 40 + k), "tag %u", rows[k].tag);
+    }
+    struct arena_usage u;
+    arena_usage(a, false, &u);
+    t_true((u.pool_bytes == 0) == info.integrated, "no second copy in one memory");
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        t_ok(arena_onload(a, rows[i].tag, NULL, &err), &err);
+        if (rows[i].saved)
+            t_true(painted(&e, p[i], CHUNK, 40 + i), "tag %u", rows[i].tag);
+    }
+    arena_destroy(a);
+    eye_close(&e);
+}
+
 static void what_stays_is_as_it_was(void **state)
 {
     struct arena_moved m;
@@ -349,6 +399,77 @@ static void the_pool_is_made_once_and_holds_one_backup(void **state)
     t_int_eq(arena_pool_drop(a), 96 * MIB);
     arena_usage(a, false, &u);
     t_int_eq(u.pool_bytes + u.peak_pool_used_bytes, 0);
+    arena_destroy(a);
+}
+
+/* ---- the device's table, with a count of what the arena asks of it ---- */
+static struct {
+    struct gpu_stream *streams[4];
+    unsigned n_streams, copies, flying, most_flying, pinned;
+} asked;
+
+static enum fl_status counted_copy(struct gpu_stream *s, uint64_t to, uint64_t from, uint64_t bytes,
+                                   struct fl_err *e)
+{
+    unsigned i = 0;
+
+    while (i < asked.n_streams && asked.streams[i] != s)
+        i++;
+    if (i == asked.n_streams && i < FL_LEN(asked.streams))
+        asked.streams[asked.n_streams++] = s;
+    asked.copies++;
+    asked.flying++;
+    asked.most_flying = asked.flying > asked.most_flying ? asked.flying : asked.most_flying;
+    return gpu->copy(s, to, from, bytes, e);
+}
+
+static enum fl_status counted_event_sync(struct gpu_event *event, struct fl_err *e)
+{
+    asked.flying = 0;
+    return gpu->event_sync(event, e);
+}
+
+static enum fl_status counted_stream_sync(struct gpu_stream *s, struct fl_err *e)
+{
+    asked.flying = 0;
+    return gpu->stream_sync(s, e);
+}
+
+static enum fl_status counted_pin(struct gpu *g, uint64_t bytes, void **out, struct fl_err *e)
+{
+    asked.pinned++;
+    return gpu->pin(g, bytes, out, e);
+}
+
+/* Copies are given to two streams and not waited for one by one; the pool is made the first time.
+ */
+static void copies_run_on_two_streams(void **state)
+{
+    enum { CHUNKS = 12 };
+    struct gpu_ops counted = *gpu;
+    struct arena_opts with = small;
+    struct arena *a = NULL;
+
+    (void)state;
+    if (info.integrated)
+        t_skip("one memory: nothing is copied");
+    counted.copy = counted_copy;
+    counted.event_sync = counted_event_sync;
+    counted.stream_sync = counted_stream_sync;
+    counted.pin = counted_pin;
+    with.folder = t_tmp();
+    t_ok(arena_create(&counted, info.uuid, &with, &a, &err), &err);
+    some(a, FURLONG_TAG_OPTIMIZER, (uint64_t)CHUNKS * CHUNK, 0);
+    for (unsigned i = 0; i < 6; i++) { /* out and in, three times */
+        memset(&asked, 0, sizeof(asked));
+        t_ok(i % 2 ? arena_onload(a, FURLONG_TAG_OPTIMIZER, NULL, &err)
+                   : arena_offload(a, FURLONG_TAG_OPTIMIZER, NULL, &err),
+             &err);
+        t_int_eq(asked.n_streams, 2, "turn %u", i);
+        t_true(asked.copies >= CHUNKS && asked.most_flying >= CHUNKS / 2, "turn %u: %u of %u", i,
+               asked.most_flying, asked.copies);
+        t_int_eq(asked.pinned, i == 0, "turn %u", i);
+    }
     arena_destroy(a);
 }
 
@@ -774,8 +895,10 @@ int main(int argc, char **argv)
         { cmocka_unit_test(untouched_host_memory_is_not_counted), EVERY },
         { cmocka_unit_test(the_host_keeps_a_devices_content), EVERY },
         { cmocka_unit_test(the_disk_keeps_content), EVERY },
+        { cmocka_unit_test(each_tag_goes_its_own_way), FAKE | CUDA },
         { cmocka_unit_test(what_stays_is_as_it_was), EVERY },
         { cmocka_unit_test(the_pool_is_made_once_and_holds_one_backup), EVERY },
+        { cmocka_unit_test(copies_run_on_two_streams), FAKE | CUDA },
         { cmocka_unit_test(any_thread_may_allocate), EVERY },
         { cmocka_unit_test(the_end_of_memory_says_what_would_help), FAKE },
         { cmocka_unit_test(refuses), EVERY },
