@@ -2,6 +2,8 @@
  * processes */
 #include <stdlib.h>
 #include <unistd.h>
+#include "common/base/fault.h"
+#include "common/base/log.h"
 #include "common/base/str.h"
 #include "kernels/digest.h"
 #include "tests/gpu/mem.h"
@@ -15,6 +17,7 @@ enum { DEVICES = 3, MIB = 1 << 20 };
 static struct gpu_info devices[GPU_MAX];
 static size_t n_devices = GPU_MAX;
 static struct fl_err err;
+static char told[4096]; /* by another process */
 
 static void needs(unsigned n)
 {
@@ -152,6 +155,64 @@ static int exporter(const char *uuid, int sock)
     _exit(0);
 }
 
+/* What is on stderr while memory is shared for three updates, in a process that has shared none
+ * before. */
+static int tells_steps_down(void)
+{
+    struct link_place fd = place_of(0, true, true), handle = place_of(0, false, true);
+    struct link_mem plain, chunks;
+    struct link_dev *d;
+    struct fl_loop *l;
+    uint64_t addr;
+    FILE *f = tmpfile();
+
+    t_ok(fl_log_level_set("info", &err), &err);
+    t_ok(fl_loop_create(NULL, &l, &err), &err);
+    struct link *k[2] = { opened(l, &link_cuda_ipc, &fd), opened(l, &link_cuda_ipc, &handle) };
+
+    t_ok(link_dev_get(devices[0].uuid, &d, &err), &err);
+    t_ok(d->gpu->alloc(d->g, 2 * MIB, &addr, &err), &err);
+    t_ok(link_dev_foreign(devices[0].uuid, addr, 2 * MIB, &plain, &err), &err);
+    t_ok(link_dev_alloc(devices[0].uuid, 2 * MIB, &chunks, &err), &err);
+    t_true(f && dup2(fileno(f), STDERR_FILENO) >= 0);
+    for (unsigned update = 0; update < 3; update++)
+        for (unsigned i = 0; i < 4; i++) {
+            struct link_key key = { 0 };
+
+            (void)link_cuda_ipc.share(k[i / 2], i % 2 ? &plain : &chunks, &key, NULL);
+        }
+    rewind(f);
+    size_t n = fread(told, 1, sizeof(told) - 1, f);
+
+    two_send(TWO_FD, told, n + 1, -1);
+    _exit(0);
+}
+
+static unsigned times(const char *text, const char *part)
+{
+    unsigned n = 0;
+
+    for (const char *at = text; (at = strstr(at, part)); at++)
+        n++;
+    return n;
+}
+
+/* By descriptor unless that cannot be: each reason for a handle once, whatever the number of
+ * updates. */
+static void a_step_down_is_said_once_with_its_reason(void **state)
+{
+    int sock;
+
+    (void)state;
+    pid_t pid = two_start("steps-down", &sock);
+
+    t_true(two_take(sock, told, sizeof(told), NULL) > 0);
+    t_int_eq(two_end(pid, sock), 0);
+    t_int_eq(times(told, "shared by IPC handle, not by descriptor"), 2, "%s", told);
+    t_int_eq(times(told, "the memory is an allocation without chunks"), 1, "%s", told);
+    t_int_eq(times(told, "descriptors of chunks do not reach other processes here"), 1, "%s", told);
+}
+
 static pid_t exporter_start(const char *uuid, int *sock, struct link_key *key)
 {
     pid_t pid = two_start(uuid, sock);
@@ -239,8 +300,11 @@ static void p75_many_small_tensors_cost_one_launch(void **state)
         };
     t_ok(link_cuda_ipc.share(k, &from, &key, &err), &err);
     t_ok(link_cuda_ipc.map(k, &key, false, &view, &err), &err);
+    if (!t_on_cuda()) /* of the fake: a second one would fail */
+        t_ok(fl_fault_set("gpu.launch:2=fail,gpu.copy:9=fail", &err), &err);
     t_ok(link_cuda_ipc.pull(k, &view, &to, segs, N, digests, &w.op, &err), &err);
     t_until(l, w.times == 1, 10000);
+    t_ok(fl_fault_set(NULL, &err), &err);
     t_ok(w.op.err.status, &w.op.err);
     t_mem_read(came, to.addr, sizeof(came));
     for (uint64_t i = 0; i < N; i++) {
@@ -554,6 +618,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(p70_memory_that_cannot_be_exported),
         cmocka_unit_test(p72_one_handle_is_opened_once),
         cmocka_unit_test(p73_what_the_probe_could_not_is_not_used),
+        cmocka_unit_test(a_step_down_is_said_once_with_its_reason),
         cmocka_unit_test(p75_many_small_tensors_cost_one_launch),
         cmocka_unit_test(p78_devices_are_named_never_counted),
         cmocka_unit_test(p78_each_reads_from_the_device_that_it_names),
@@ -570,7 +635,7 @@ int main(int argc, char **argv)
         return 1;
     }
     if (argc == 3 && strcmp(argv[1], "--second") == 0)
-        return exporter(argv[2], TWO_FD);
+        return strcmp(argv[2], "steps-down") == 0 ? tells_steps_down() : exporter(argv[2], TWO_FD);
     for (size_t i = n_devices; i < DEVICES; i++) { /* not here: for what asks names alone */
         devices[i] = devices[0];
         devices[i].uuid[GPU_UUID_BYTES - 2] =

@@ -10,12 +10,15 @@
 #include "common/base/str.h"
 #include "transport/link/ipc_priv.h"
 
-static void say_once(const char *what, const char *why)
+static void say_handle(bool has_chunks)
 {
-    static atomic_bool said;
+    static atomic_bool said[2]; /* by reason */
 
-    if (!atomic_exchange(&said, true))
-        fl_info("%s why=\"%s\"", what, why);
+    if (!atomic_exchange(&said[has_chunks], true))
+        fl_info("weights are shared by IPC handle, not by descriptor why=\"%s\"",
+                has_chunks
+                    ? "descriptors of chunks do not reach other processes here, the probe tried"
+                    : "the memory is an allocation without chunks");
 }
 
 static enum fl_status share_chunks(const struct link_mem *mine, const struct link_pages *pages,
@@ -75,10 +78,7 @@ enum fl_status ipc_share(struct link *base, const struct link_mem *mine, struct 
     if (pages->n_chunks && k->self.vmm_fd) {
         st = share_chunks(mine, pages, out, &key, err);
     } else {
-        say_once("weights are shared by IPC handle, not by descriptor",
-                 pages->n_chunks
-                     ? "descriptors of chunks do not reach other processes here, the probe tried"
-                     : "the memory is an allocation without chunks");
+        say_handle(pages->n_chunks > 0);
         st = share_handle(k, mine, &key, &why);
         if (st != FL_OK)
             fl_fail(
