@@ -597,6 +597,39 @@ static void devices_without_peer_access(void **state)
     another_way("no peer access", "no peer access");
 }
 
+static void three_by_p2p(void)
+{
+    for (uint64_t v = 1; v <= 3; v++) {
+        rig_next(&r, v);
+        t_ok(rig_update(&r, XFER_P2P, v), &r.err);
+    }
+}
+
+/* The probe was content, and yet the giver cannot show its memory: another link in the same epoch,
+ * said once. */
+static void p71_memory_that_is_never_shown_is_said_once(void **state)
+{
+    static char text[16384];
+    char faults[512] = "";
+
+    (void)state;
+    for (unsigned i = 1; i <= 12; i++)
+        snprintf(faults + strlen(faults), sizeof(faults) - strlen(faults),
+                 "%slink.ipc.share:%u=fail", i > 1 ? "," : "", i);
+    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .real_clock = true });
+    t_ok(fl_log_level_set("warn", NULL), NULL);
+    t_ok(fl_fault_set(faults, NULL), NULL);
+    heard(three_by_p2p, text, sizeof(text));
+    t_ok(fl_fault_set(NULL, NULL), NULL);
+    t_ok(fl_log_level_set("error", NULL), NULL);
+    rig_check_all_serve(&r, 3);
+    const char *line = strstr(text, "weights go another way");
+
+    t_true(line && !strstr(line + 1, "weights go another way"), "once: %s", text);
+    t_true(strstr(line, "from=cuda_ipc to=tcp why=\"fault link.ipc.share\""), "%s", line);
+    rig_fini(&r);
+}
+
 static void p71_a_container_that_refuses_ipc(void **state)
 {
     (void)state;
@@ -660,10 +693,11 @@ int main(void)
         cmocka_unit_test(disagreeing_models),
         cmocka_unit_test(buckets_smaller_than_a_run_are_split),
         cmocka_unit_test(p71_a_container_that_refuses_ipc), /* from here on: with devices alone */
+        cmocka_unit_test(p71_memory_that_is_never_shown_is_said_once),
         cmocka_unit_test(devices_without_peer_access),
         cmocka_unit_test(p113_nccl_that_differs_is_refused_with_both),
     };
-    enum { OF_DEVICES = 3 };
+    enum { OF_DEVICES = 4 };
 
     return t_run_(rig_devices() ? "pain of updates on devices" : "pain of updates", tests,
                   FL_LEN(tests) - (rig_devices() ? 0 : OF_DEVICES));

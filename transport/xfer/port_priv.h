@@ -25,6 +25,7 @@ struct xfer_port {
     struct port_set *sets;
     const struct link_ops *const *links;
     size_t n_links;
+    uint32_t not_shown; /* links, by their place above, over which a giver could not show its memory: said once */
 };
 enum fl_status port_add(struct xfer_port *p, struct port_set *s, const char *set, struct fl_err *err);
 void port_remove(struct xfer_port *p, struct port_set *s);

@@ -49,6 +49,19 @@ bool take_rescue(struct take_edge *te, const struct fl_err *why)
     return true;
 }
 
+/* Every update meets it anew: it is said once. */
+static bool first_time(struct xfer_port *p, const struct link_ops *ops)
+{
+    for (size_t i = 0; i < p->n_links && i < 32; i++)
+        if (p->links[i] == ops) {
+            bool said = p->not_shown & 1u << i;
+
+            p->not_shown |= 1u << i;
+            return !said;
+        }
+    return true;
+}
+
 bool take_not_shown(struct take_edge *te, const struct fl_err *why)
 {
     struct take *t = te->take;
@@ -65,8 +78,9 @@ bool take_not_shown(struct take_edge *te, const struct fl_err *why)
     }
     if (!ops || te->rescued || te->n_in || t->o.part->mode == XFER_SHARE)
         return false;
-    fl_warn("weights go another way member=\"%s\" epoch=%u.%u from=%s to=%s why=\"%s\"", t->o.name,
-            t->o.epoch.attempt, t->o.epoch.seq, te->ops->name, ops->name, why->text);
+    if (first_time(t->o.port, te->ops))
+        fl_warn("weights go another way member=\"%s\" epoch=%u.%u from=%s to=%s why=\"%s\"",
+                t->o.name, t->o.epoch.attempt, t->o.epoch.seq, te->ops->name, ops->name, why->text);
     go_by(te, ops);
     take_half_drop(te);
     te->reach = NULL; /* open, and perhaps other edges': it goes when the take does */
