@@ -1,6 +1,7 @@
 #include "tests/xfer/rig_priv.h"
 #include <stdlib.h>
 #include <time.h>
+#include "common/base/fault.h"
 #include "common/base/log.h"
 #include "tests/gpu/mem.h"
 
@@ -259,4 +260,27 @@ enum fl_status rig_update(struct rig *r, enum xfer_mode mode, uint64_t version)
                               .due_ns = fl_loop_now_ns(r->loop) + 60000000000ull };
 
     return rig_run(r, &q);
+}
+
+enum fl_status rig_update_at(struct rig *r, const char *fault, enum xfer_mode mode,
+                             uint64_t version)
+{
+    t_ok(fl_fault_set(fault, NULL), NULL);
+    enum fl_status st = rig_update(r, mode, version);
+
+    t_ok(fl_fault_set(NULL, NULL), NULL);
+    return st;
+}
+
+void rig_bring(struct rig *r, enum xfer_mode mode, uint64_t version)
+{
+    rig_next(r, version);
+    t_ok(rig_update(r, mode, version), &r->err);
+    rig_check_all_serve(r, version);
+}
+
+void rig_serving(struct rig *r, const struct rig_opts *o, enum xfer_mode mode)
+{
+    rig_init(r, o);
+    rig_bring(r, mode, 1);
 }

@@ -127,7 +127,11 @@ void rig_publish(struct rig *r, uint64_t version);
 void rig_next(struct rig *r, uint64_t version); /* begin unless it is the first, write, publish */
 void rig_start(struct rig *r, const struct xfer_request *q);
 enum fl_status rig_update(struct rig *r, enum xfer_mode mode, uint64_t version); /* waits */
+enum fl_status rig_update_at(struct rig *r, const char *fault, enum xfer_mode mode,
+                             uint64_t version); /* where that place fails */
 enum fl_status rig_run(struct rig *r, const struct xfer_request *q);
+void rig_bring(struct rig *r, enum xfer_mode mode, uint64_t version); /* next, update: all serve it */
+void rig_serving(struct rig *r, const struct rig_opts *o, enum xfer_mode mode); /* init, bring 1 */
 /* Whoever serves has the reference's bytes of that version, and its digest, and no step runs else. */
 void rig_check(struct rig *r);
 void rig_check_all_serve(struct rig *r, uint64_t version);

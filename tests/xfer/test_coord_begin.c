@@ -50,10 +50,7 @@ static void one_slot_is_dirty_before_the_first_write(void **state)
     struct rig r;
 
     (void)state;
-    rig_init(&r, &one_slot);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_SHARE, 1), &r.err);
-    rig_check_all_serve(&r, 1);
+    rig_serving(&r, &one_slot, XFER_SHARE);
     t_ok(rig_begin(&r, 2, 5000), &r.err);
     for (unsigned e = 0; e < 2; e++) {
         t_int_eq(rig_state(rig_engine(&r, e, 0)), RX_DIRTY);
@@ -74,9 +71,7 @@ static void begin_names_who_still_reads(void **state)
     struct rig_proc *p;
 
     (void)state;
-    rig_init(&r, &one_slot);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_SHARE, 1), &r.err);
+    rig_serving(&r, &one_slot, XFER_SHARE);
     p = rig_engine(&r, 1, 0);
     p->hold_pause = true; /* a step that does not end */
     t_int_eq(rig_begin(&r, 2, 3000), FL_TIMEOUT);
@@ -99,9 +94,7 @@ static void who_is_dead_is_not_waited_for(void **state)
     struct rig r;
 
     (void)state;
-    rig_init(&r, &one_slot);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_SHARE, 1), &r.err);
+    rig_serving(&r, &one_slot, XFER_SHARE);
     rig_kill(rig_engine(&r, 1, 0), true);
     t_ok(rig_begin(&r, 2, 3000), &r.err);
     rig_kill(rig_engine(&r, 0, 0), false);
@@ -117,9 +110,7 @@ static void a_driver_that_is_gone_grants_nothing(void **state)
     struct rig r;
 
     (void)state;
-    rig_init(&r, &one_slot);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_SHARE, 1), &r.err);
+    rig_serving(&r, &one_slot, XFER_SHARE);
     xfer_coord_destroy(r.coord);
     r.coord = NULL;
     t_int_eq(rig_begin(&r, 2, 2000), FL_TIMEOUT);
@@ -137,9 +128,7 @@ static void two_slots_and_one_left_behind(void **state)
     struct xfer_request q;
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2 });
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_SHARE, 1), &r.err);
+    rig_serving(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2 }, XFER_SHARE);
     rig_next(&r, 2);
     t_ok(fl_fault_set("xfer.verified:1=fail", NULL), NULL);
     q = (struct xfer_request){ .target = { .number = 2 },
@@ -167,9 +156,7 @@ static void an_old_number_with_new_bytes(void **state)
     struct xfer_version was, now;
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1 });
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_serving(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1 }, XFER_COPY);
     xfer_sink_data(rig_engine(&r, 0, 0)->sink, &was);
     t_ok(rig_begin(&r, 1, 5000), &r.err);
     rig_write(rig_source(&r, 0), 9);

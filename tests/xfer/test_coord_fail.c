@@ -47,9 +47,7 @@ static void fill_after_restart(void **state)
     struct rig_proc *p;
 
     (void)state;
-    rig_init(&r, &plain);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_serving(&r, &plain, XFER_COPY);
     rig_kill(rig_engine(&r, 1, 0), true);
     p = rig_restart(rig_engine(&r, 1, 0));
     t_int_eq(rig_state(p), RX_EMPTY);
@@ -66,10 +64,10 @@ static void fill_from_an_engine(void **state)
 
     (void)state;
     for (unsigned ranks = 1; ranks <= 2; ranks++) {
-        rig_init(&r, &(struct rig_opts){
-                         .n_sources = 1, .n_engines = 2, .src_slots = 1, .ranks = ranks });
-        rig_next(&r, 1);
-        t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+        rig_serving(
+            &r,
+            &(struct rig_opts){ .n_sources = 1, .n_engines = 2, .src_slots = 1, .ranks = ranks },
+            XFER_COPY);
         t_ok(rig_begin(&r, 2, 5000), &r.err);
         rig_write(rig_source(&r, 0), 2);
         for (unsigned k = 0; k < ranks; k++) {
@@ -121,9 +119,7 @@ static void stop_before_commit(struct rig *r)
     rig_next(r, 1);
     t_ok(rig_update(r, XFER_COPY, 1), &r->err);
     rig_next(r, 2);
-    t_ok(fl_fault_set("xfer.commit:1=fail", NULL), NULL);
-    t_int_eq(rig_update(r, XFER_COPY, 2), FL_CANCELLED);
-    t_ok(fl_fault_set(NULL, NULL), NULL);
+    t_int_eq(rig_update_at(r, "xfer.commit:1=fail", XFER_COPY, 2), FL_CANCELLED);
     xfer_coord_destroy(r->coord);
     r->coord = NULL;
     for (unsigned e = 0; e < 2; e++)
@@ -176,9 +172,7 @@ static void a_bad_bucket_at_one_engine(void **state)
     struct xfer_left left;
 
     (void)state;
-    rig_init(&r, &plain);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_serving(&r, &plain, XFER_COPY);
     rig_next(&r, 2);
     t_ok(fl_fault_set("xfer.bucket:5=fail", NULL), NULL);
     t_ok(advance(&r, 2, 1, 20000), &r.err);
@@ -203,13 +197,9 @@ static void one_bad_engine_without_a_least(void **state)
     struct rig r;
 
     (void)state;
-    rig_init(&r, &plain);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_serving(&r, &plain, XFER_COPY);
     rig_next(&r, 2);
-    t_ok(fl_fault_set("xfer.bucket:5=fail", NULL), NULL);
-    t_int_eq(rig_update(&r, XFER_COPY, 2), FL_CORRUPT);
-    t_ok(fl_fault_set(NULL, NULL), NULL);
+    t_int_eq(rig_update_at(&r, "xfer.bucket:5=fail", XFER_COPY, 2), FL_CORRUPT);
     rig_check_all_serve(&r, 1);
     t_ok(rig_update(&r, XFER_COPY, 2), &r.err);
     rig_check_all_serve(&r, 2);
@@ -331,9 +321,7 @@ static void one_rank_of_an_engine_dies(void **state)
     struct xfer_request q;
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2, .ranks = 2 });
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_serving(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2, .ranks = 2 }, XFER_COPY);
     rig_next(&r, 2);
     q = request(&r, XFER_ADVANCE, 2, 0, 5000);
     rig_start(&r, &q);
@@ -358,9 +346,7 @@ static void an_offloaded_engine_is_waited_for(void **state)
     struct rig_proc *p;
 
     (void)state;
-    rig_init(&r, &plain);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_serving(&r, &plain, XFER_COPY);
     p = rig_engine(&r, 1, 0);
     p->reads = NULL;
     t_ok(xfer_sink_offload(p->sink, true, &r.err), &r.err);
@@ -379,7 +365,8 @@ static void an_offloaded_engine_is_waited_for(void **state)
     rig_fini(&r);
 }
 
-/* A driver that waits for the one that came back may give the other its memory back only after that. */
+/* A driver that waits for the one that came back may give the other its memory back only after
+ * that. */
 static void an_offloaded_engine_keeps_nobody_from_a_fill(void **state)
 {
     struct rig r;
@@ -387,9 +374,7 @@ static void an_offloaded_engine_keeps_nobody_from_a_fill(void **state)
     struct rig_proc *away, *back;
 
     (void)state;
-    rig_init(&r, &plain);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_serving(&r, &plain, XFER_COPY);
     back = rig_engine(&r, 0, 0);
     away = rig_engine(&r, 1, 0);
     away->reads = NULL;
@@ -412,7 +397,8 @@ static void an_offloaded_engine_keeps_nobody_from_a_fill(void **state)
     rig_fini(&r);
 }
 
-/* Joined, known to the driver, and its weights are not accepted: an update waits, and says so when it may not any longer. */
+/* Joined, known to the driver, and its weights are not accepted: an update waits, and says so when
+ * it may not any longer. */
 static void an_engine_that_accepts_late_is_waited_for(void **state)
 {
     struct rig r;
@@ -439,8 +425,8 @@ static void an_engine_that_accepts_late_is_waited_for(void **state)
     rig_fini(&r);
 }
 
-/* The driver ends while one rank of an engine has flipped and the other has not: neither runs a step
- * until a driver has brought both to one version. */
+/* The driver ends while one rank of an engine has flipped and the other has not: neither runs a
+ * step until a driver has brought both to one version. */
 static void a_driver_ends_between_two_ranks(void **state)
 {
     struct rig r;
@@ -448,9 +434,7 @@ static void a_driver_ends_between_two_ranks(void **state)
     struct rig_proc *ahead, *behind;
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .ranks = 2 });
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_serving(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .ranks = 2 }, XFER_COPY);
     rig_next(&r, 2);
     ahead = rig_engine(&r, 0, 0);
     behind = rig_engine(&r, 0, 1);
@@ -474,26 +458,33 @@ static void a_driver_ends_between_two_ranks(void **state)
 
 /* ---- one slot ---- */
 
+/* Version 1 serves, and 2 breaks off in the same slot; what a whole one moves. */
+static uint64_t breaks_off(struct rig *r, const char *fault, enum fl_status st)
+{
+    uint64_t all;
+
+    rig_serving(r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .slots = XFER_ONE_SLOT },
+                XFER_COPY);
+    all = r->rep.bytes;
+    rig_next(r, 2);
+    t_int_eq(rig_update_at(r, fault, XFER_COPY, 2), st);
+    t_int_eq(rig_state(rig_engine(r, 0, 0)), RX_DIRTY);
+    return all;
+}
+
 static void the_ledger_goes_on_where_it_was(void **state)
 {
     struct rig r;
     struct rx_report rep;
-    uint64_t all;
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .slots = XFER_ONE_SLOT });
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
-    all = r.rep.bytes;
-    rig_next(&r, 2);
-    t_ok(fl_fault_set("xfer.pull:9=fail", NULL), NULL);
-    t_int_eq(rig_update(&r, XFER_COPY, 2), FL_UNREACHABLE);
-    t_ok(fl_fault_set(NULL, NULL), NULL);
+    uint64_t all = breaks_off(&r, "xfer.pull:9=fail", FL_UNREACHABLE);
+    struct rig_proc *e = rig_engine(&r, 0, 0);
+
     t_has(r.err.text, "bucket 9 of 12");
-    t_int_eq(rig_state(rig_engine(&r, 0, 0)), RX_DIRTY);
-    t_true(xfer_sink_data(rig_engine(&r, 0, 0)->sink, NULL) == NULL, "it serves nothing");
-    t_true(rig_engine(&r, 0, 0)->paused);
-    xfer_sink_report(rig_engine(&r, 0, 0)->sink, &rep);
+    t_true(xfer_sink_data(e->sink, NULL) == NULL, "it serves nothing");
+    t_true(e->paused);
+    xfer_sink_report(e->sink, &rep);
     t_true(rep.buckets_in >= 5 && rep.buckets_in <= 8, "%u", rep.buckets_in);
     t_ok(rig_update(&r, XFER_COPY, 2), &r.err);
     t_true(r.rep.bytes < all * 2 / 3, "%" PRIu64 " of %" PRIu64 " bytes again", r.rep.bytes, all);
@@ -505,39 +496,22 @@ static void the_ledger_goes_on_where_it_was(void **state)
 static void the_ledger_is_of_one_version(void **state)
 {
     struct rig r;
-    uint64_t all;
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .slots = XFER_ONE_SLOT });
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
-    all = r.rep.bytes;
-    rig_next(&r, 2);
-    t_ok(fl_fault_set("xfer.pull:9=fail", NULL), NULL);
-    t_int_eq(rig_update(&r, XFER_COPY, 2), FL_UNREACHABLE);
-    t_ok(fl_fault_set(NULL, NULL), NULL);
-    rig_next(&r, 3);
-    t_ok(rig_update(&r, XFER_COPY, 3), &r.err);
+    uint64_t all = breaks_off(&r, "xfer.pull:9=fail", FL_UNREACHABLE);
+
+    rig_bring(&r, XFER_COPY, 3);
     t_int_eq(r.rep.bytes, all);
-    rig_check_all_serve(&r, 3);
     rig_fini(&r);
 }
 
 static void bad_buckets_are_struck_from_the_ledger(void **state)
 {
     struct rig r;
-    uint64_t all;
 
     (void)state;
-    rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 1, .slots = XFER_ONE_SLOT });
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
-    all = r.rep.bytes;
-    rig_next(&r, 2);
-    t_ok(fl_fault_set("xfer.bucket:4=fail", NULL), NULL);
-    t_int_eq(rig_update(&r, XFER_COPY, 2), FL_CORRUPT);
-    t_ok(fl_fault_set(NULL, NULL), NULL);
-    t_int_eq(rig_state(rig_engine(&r, 0, 0)), RX_DIRTY);
+    uint64_t all = breaks_off(&r, "xfer.bucket:4=fail", FL_CORRUPT);
+
     t_ok(rig_update(&r, XFER_COPY, 2), &r.err);
     t_true(r.rep.bytes > 0 && r.rep.bytes < all / 4, "%" PRIu64 " of %" PRIu64, r.rep.bytes, all);
     rig_check_all_serve(&r, 2);

@@ -22,6 +22,12 @@ static void update_to(struct rig *r, enum xfer_mode mode, uint64_t v)
     rig_check_all_serve(r, v);
 }
 
+static void updates_to(struct rig *r, enum xfer_mode mode, uint64_t from, uint64_t last)
+{
+    for (uint64_t v = from; v <= last; v++)
+        update_to(r, mode, v);
+}
+
 /* Two questions and two answers are all that lies between the driver's call and its answer; where
  * pages are shared it is one: the source has told what it published. */
 static void one_engine_is_asked_twice(void **state)
@@ -56,14 +62,11 @@ static void several_wait_for_each_other(void **state)
 
     (void)state;
     rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2 });
-    for (uint64_t v = 1; v <= 4; v++)
-        update_to(&r, XFER_COPY, v);
+    updates_to(&r, XFER_COPY, 1, 4);
     for (unsigned e = 0; e < 2; e++)
         t_int_eq(rig_served(rig_engine(&r, e, 0), FL_XFER_COMMIT), 1);
     rig_next(&r, 5);
-    t_ok(fl_fault_set("xfer.verified:1=fail", NULL), NULL); /* one of the two */
-    t_true(rig_update(&r, XFER_COPY, 5) != FL_OK);
-    t_ok(fl_fault_set(NULL, NULL), NULL);
+    t_true(rig_update_at(&r, "xfer.verified:1=fail", XFER_COPY, 5) != FL_OK); /* one of the two */
     t_int_eq(r.rep.n_committed, 0);
     rig_check_all_serve(&r, 4);
     t_ok(rig_update(&r, XFER_COPY, 5), &r.err);
@@ -101,8 +104,7 @@ static void a_part_that_is_gone_is_sent_again(void **state)
         struct rig r;
 
         rig_init(&r, &one_engine);
-        for (uint64_t v = 1; v <= 3; v++)
-            update_to(&r, XFER_COPY, v);
+        updates_to(&r, XFER_COPY, 1, 3);
         t_ok(fl_fault_set(at[k], NULL), NULL);
         update_to(&r, XFER_COPY, 4);
         t_ok(fl_fault_set(NULL, NULL), NULL);
@@ -121,13 +123,10 @@ static void a_giver_that_refuses(void **state)
 
     (void)state;
     rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2 });
-    for (uint64_t v = 1; v <= 3; v++)
-        update_to(&r, XFER_COPY, v);
+    updates_to(&r, XFER_COPY, 1, 3);
     rig_next(&r, 4);
     began = fl_loop_now_ns(r.loop);
-    t_ok(fl_fault_set("xfer.give:1=fail", NULL), NULL);
-    t_int_eq(rig_update(&r, XFER_COPY, 4), FL_INTERNAL);
-    t_ok(fl_fault_set(NULL, NULL), NULL);
+    t_int_eq(rig_update_at(&r, "xfer.give:1=fail", XFER_COPY, 4), FL_INTERNAL);
     t_has(r.err.text, "begin at the source");
     t_has(r.err.text, "trainer 0");
     t_true(fl_loop_now_ns(r.loop) - began < 2000000000ull, "not at the deadline of 60 s");
@@ -147,8 +146,7 @@ static void the_next_one_waits_for_the_end(void **state)
 
     (void)state;
     rig_init(&r, &one_engine);
-    for (uint64_t v = 1; v <= 3; v++)
-        update_to(&r, XFER_COPY, v);
+    updates_to(&r, XFER_COPY, 1, 3);
     q = (struct xfer_request){ .target = { .number = 3 },
                                .mode = XFER_COPY,
                                .party = XFER_ALL_PARTIES,
@@ -171,22 +169,32 @@ static void an_engine_that_came_back(void **state)
 
     (void)state;
     rig_init(&r, &(struct rig_opts){ .n_sources = 1, .n_engines = 2 });
-    for (uint64_t v = 1; v <= 3; v++)
-        update_to(&r, XFER_COPY, v);
+    updates_to(&r, XFER_COPY, 1, 3);
     rig_kill(rig_engine(&r, 1, 0), true);
     rig_restart(rig_engine(&r, 1, 0));
-    for (uint64_t v = 4; v <= 6; v++)
-        update_to(&r, XFER_COPY, v);
+    updates_to(&r, XFER_COPY, 4, 6);
     rig_fini(&r);
 }
 
 /* ==== an update of shared pages that begins without RECONCILE ==== */
-static void share_to(struct rig *r, uint64_t last)
+static void share_to_4(struct rig *r)
 {
     rig_init(r, &one_engine);
-    for (uint64_t v = 1; v <= last; v++)
-        update_to(r, XFER_SHARE, v);
+    updates_to(r, XFER_SHARE, 1, 4);
     t_int_eq(rig_served(rig_engine(r, 0, 0), FL_XFER_RECONCILE), 0, "as it would be once more");
+}
+
+static void five_is_published(struct rig *r)
+{
+    share_to_4(r);
+    rig_next(r, 5);
+}
+
+static void five_is_shared(struct rig *r) /* and that is the end */
+{
+    t_ok(rig_update(r, XFER_SHARE, 5), &r->err);
+    rig_check_all_serve(r, 5);
+    rig_fini(r);
 }
 
 /* Whoever answers no has changed since it was last heard: it is asked how, in the same update. */
@@ -198,14 +206,13 @@ static void a_refusal_leads_to_reconcile(void **state)
     for (size_t k = 0; k < FL_LEN(at); k++) {
         struct rig r;
 
-        share_to(&r, 4);
+        share_to_4(&r);
         t_ok(fl_fault_set(at[k], NULL), NULL);
         update_to(&r, XFER_SHARE, 5);
         t_ok(fl_fault_set(NULL, NULL), NULL);
         t_int_eq(rig_served(rig_engine(&r, 0, 0), FL_XFER_RECONCILE), 1, "%s", at[k]);
         t_int_eq(r.rep.n_committed, 1);
-        for (uint64_t v = 6; v <= 8; v++)
-            update_to(&r, XFER_SHARE, v);
+        updates_to(&r, XFER_SHARE, 6, 8);
         t_int_eq(rig_served(rig_engine(&r, 0, 0), FL_XFER_RECONCILE), 0, "and then no more");
         rig_fini(&r);
     }
@@ -217,16 +224,13 @@ static void an_engine_that_dropped_its_version(void **state)
     struct rig_proc *e;
 
     (void)state;
-    share_to(&r, 4);
-    rig_next(&r, 5);
+    five_is_published(&r);
     e = rig_engine(&r, 0, 0);
     t_ok(xfer_sink_offload(e->sink, true, &r.err), &r.err); /* nobody was told */
     e->reads = NULL;
     e->serving = (struct xfer_version){ 0 };
     xfer_sink_onload(e->sink);
-    t_ok(rig_update(&r, XFER_SHARE, 5), &r.err);
-    rig_check_all_serve(&r, 5);
-    rig_fini(&r);
+    five_is_shared(&r);
 }
 
 /* Another version than the one that is asked for is published: what was told is no answer. */
@@ -235,8 +239,7 @@ static void a_version_that_is_not_published(void **state)
     struct rig r;
 
     (void)state;
-    share_to(&r, 4);
-    rig_next(&r, 5);
+    five_is_published(&r);
     t_true(rig_update(&r, XFER_SHARE, 6) != FL_OK);
     t_has(r.err.text, "5 is published");
     rig_check_all_serve(&r, 4);
@@ -252,8 +255,7 @@ static void another_driver_knows_nothing(void **state)
     struct rig r;
 
     (void)state;
-    share_to(&r, 4);
-    rig_next(&r, 5);
+    five_is_published(&r);
     rig_coord(&r, 2);
     forget_served(&r);
     t_ok(rig_update(&r, XFER_SHARE, 5), &r.err);
@@ -268,8 +270,7 @@ static void an_engine_that_died_since(void **state)
     struct rig r;
 
     (void)state;
-    share_to(&r, 4);
-    rig_next(&r, 5);
+    five_is_published(&r);
     rig_kill(rig_engine(&r, 0, 0), false); /* the driver finds out when it asks */
     struct xfer_request q = { .kind = XFER_ADVANCE,
                               .target = { .number = 5 },
@@ -280,9 +281,7 @@ static void an_engine_that_died_since(void **state)
     t_true(rig_run(&r, &q) != FL_OK);
     t_int_eq(r.rep.n_committed, 0);
     rig_restart(rig_engine(&r, 0, 0));
-    t_ok(rig_update(&r, XFER_SHARE, 5), &r.err);
-    rig_check_all_serve(&r, 5);
-    rig_fini(&r);
+    five_is_shared(&r);
 }
 
 int main(void)

@@ -87,9 +87,7 @@ static void p76_no_room_keeps_the_old_version(void **state)
     struct rig r;
 
     (void)state;
-    rig_init(&r, &o);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_COPY, 1), &r.err);
+    rig_serving(&r, &o, XFER_COPY);
     rig_next(&r, 2);
     t_ok(rig_update(&r, XFER_COPY, 2), &r.err); /* what is made at the first use is there */
     rig_next(&r, 3);

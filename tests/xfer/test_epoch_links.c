@@ -1,7 +1,6 @@
 /* Links that are slow to be quiet, and links whose both sides act. */
 #include <inttypes.h>
 #include <stdlib.h>
-#include "common/base/fault.h"
 #include "tests/xfer/epoch_rig.h"
 #include "tests/xfer/stall_link.h"
 #include "transport/xfer/parcel.h"
@@ -12,11 +11,10 @@ static const struct link_ops *const mails[] = { &link_mail };
 static void stalled(struct rig *r, enum xfer_slots slots, struct xfer_request *q, uint64_t due_ms)
 {
     stall = (struct stall){ 0 };
-    rig_init(r,
-             &(struct rig_opts){
-                 .n_sources = 1, .n_engines = 1, .slots = slots, .links = stalls, .n_links = 1 });
-    rig_next(r, 1);
-    t_ok(rig_update(r, XFER_COPY, 1), &r->err);
+    rig_serving(r,
+                &(struct rig_opts){
+                    .n_sources = 1, .n_engines = 1, .slots = slots, .links = stalls, .n_links = 1 },
+                XFER_COPY);
     rig_next(r, 2);
     stall.stall_pulls = stall.stall_quiet = true;
     *q = (struct xfer_request){ .target = { .number = 2 },
@@ -129,10 +127,9 @@ static void a_cast_that_breaks(void **state)
     struct xfer_request q;
 
     (void)state;
-    rig_init(&r,
-             &(struct rig_opts){ .n_sources = 1, .n_engines = 3, .links = mails, .n_links = 1 });
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, XFER_BROADCAST, 1), &r.err);
+    rig_serving(&r,
+                &(struct rig_opts){ .n_sources = 1, .n_engines = 3, .links = mails, .n_links = 1 },
+                XFER_BROADCAST);
     rig_next(&r, 2);
     mail_cut(true);
     q = (struct xfer_request){ .target = { .number = 2 },

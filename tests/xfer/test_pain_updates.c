@@ -58,10 +58,7 @@ static void says(const struct rig_proc *p, const char *what)
 static void begins(struct rig_opts o, enum xfer_mode mode)
 {
     o.hosts = true;
-    rig_init(&r, &o);
-    rig_next(&r, 1);
-    t_ok(rig_update(&r, mode, 1), &r.err);
-    rig_check_all_serve(&r, 1);
+    rig_serving(&r, &o, mode);
 }
 
 /* What is on stderr while fn runs. */
@@ -148,9 +145,7 @@ static void p77_a_trainer_that_hangs_after_the_commit(void **state)
     t_has(r.err.text, "no answer in 5.0 s");
     rig_check_all_serve(&r, 2);
     rig_thaw(t);
-    rig_next(&r, 3);
-    t_ok(rig_update(&r, XFER_P2P, 3), &r.err);
-    rig_check_all_serve(&r, 3);
+    rig_bring(&r, XFER_P2P, 3);
     rig_fini(&r);
 }
 
@@ -254,9 +249,7 @@ static void p84_half_new_weights_are_never_served(void **state)
     struct rig_proc *p = rig_engine(&r, 0, 0);
 
     rig_next(&r, 7);
-    t_ok(fl_fault_set("xfer.pull:5=fail", NULL), NULL);
-    t_true(rig_update(&r, XFER_P2P, 7) != FL_OK);
-    t_ok(fl_fault_set(NULL, NULL), NULL);
+    t_true(rig_update_at(&r, "xfer.pull:5=fail", XFER_P2P, 7) != FL_OK);
     if (rig_state(p) != RX_DIRTY || xfer_sink_data(p->sink, NULL))
         p = rig_engine(&r, 1, 0);
     t_int_eq(rig_state(p), RX_DIRTY);
@@ -268,9 +261,7 @@ static void p84_half_new_weights_are_never_served(void **state)
     (void)fill(XFER_ALL_PARTIES); /* a second failure: still not */
     t_ok(fl_fault_set(NULL, NULL), NULL);
     t_true(serves(p) == UINT64_MAX || serves(p) == 7);
-    rig_next(&r, 8);
-    t_ok(rig_update(&r, XFER_P2P, 8), &r.err);
-    rig_check_all_serve(&r, 8);
+    rig_bring(&r, XFER_P2P, 8);
     says(p, "");
     t_true(!p->paused);
     rig_fini(&r);
@@ -284,9 +275,7 @@ static void p85_one_rank_fails_and_all_know_why(void **state)
     struct xfer_epoch failed;
 
     rig_next(&r, 2);
-    t_ok(fl_fault_set("xfer.pull:2=fail", NULL), NULL);
-    t_true(rig_update(&r, XFER_P2P, 2) != FL_OK);
-    t_ok(fl_fault_set(NULL, NULL), NULL);
+    t_true(rig_update_at(&r, "xfer.pull:2=fail", XFER_P2P, 2) != FL_OK);
     failed = r.rep.epoch;
     const char *bucket = strstr(r.err.text, "bucket "), *rank = strstr(r.err.text, "rollout ");
 
@@ -349,9 +338,7 @@ static void p120_a_failure_holds_nothing(void **state)
     for (size_t i = 0; i < FL_LEN(rows); i++) {
         begins((struct rig_opts){ .n_sources = 1, .n_engines = 2 }, XFER_P2P);
         rig_next(&r, 2);
-        t_ok(fl_fault_set(rows[i].fault, NULL), NULL);
-        t_true(rig_update(&r, XFER_P2P, 2) != FL_OK, "%s", rows[i].name);
-        t_ok(fl_fault_set(NULL, NULL), NULL);
+        t_true(rig_update_at(&r, rows[i].fault, XFER_P2P, 2) != FL_OK, "%s", rows[i].name);
         t_has(r.err.text, rows[i].says); /* the first error is what is kept */
         rig_check_all_serve(&r, 1);
         uint64_t from = fl_loop_now_ns(r.loop);
@@ -545,9 +532,7 @@ static void buckets_smaller_than_a_run_are_split(void **state)
     for (size_t i = 0; i < FL_LEN(sizes); i++) { /* the longest run has 24 KiB */
         begins((struct rig_opts){ .n_sources = 1, .n_engines = 2, .bucket_bytes = sizes[i] },
                XFER_P2P);
-        rig_next(&r, 2);
-        t_ok(rig_update(&r, XFER_P2P, 2), &r.err);
-        rig_check_all_serve(&r, 2);
+        rig_bring(&r, XFER_P2P, 2);
         rig_fini(&r);
     }
 }
@@ -576,9 +561,7 @@ static void another_way(const char *how, const char *why)
         XFER_P2P);
     t_has(r.rep.passed_over, "cuda_ipc: ");
     t_has(r.rep.passed_over, why);
-    rig_next(&r, 2);
-    t_ok(rig_update(&r, XFER_P2P, 2), &r.err);
-    rig_check_all_serve(&r, 2);
+    rig_bring(&r, XFER_P2P, 2);
     rig_next(&r, 3);
     t_int_eq(rig_update(&r, XFER_COPY, 3), FL_UNREACHABLE, "a mode that has no other way");
     t_has(r.err.text, "no link for copy reaches");
