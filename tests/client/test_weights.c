@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -7,131 +6,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/client/fake.h"
+#include "tests/client/weights_plane.h"
 #include "tests/client/weights_roles.h"
 #include "tests/gpu/mem.h"
 #include "tests/t.h"
-
-struct plane {
-    struct fake *fake;
-    struct furlong *me;
-    struct furlong_layout *layout;
-    struct furlong_group *trainers, *engines;
-};
-static char folder[300]; /* of disk-delta: a new one for each plane */
-struct seen {
-    long long version;
-    char verdict[16], digest[24], paused[16];
-    long kib;
-    unsigned pauses;
-    int fds;
-    char at[24]; /* where the first tensor is read */
-};
-
-static struct furlong_group *launch(struct plane *p, const char *role, const char *play,
-                                    unsigned world, const char *more)
-{
-    struct furlong_launch_opts o = {
-        .restart_max = 2, .backoff_ms = 5, .backoff_max_ms = 50, .start_ms = 20000
-    };
-    char words[64], mark[300], *argv[] = { "/proc/self/exe", (char *)(uintptr_t)play, NULL };
-    char *env[] = { words, mark, more ? (char *)(uintptr_t)more : NULL, NULL };
-    struct furlong_group *g = NULL;
-    struct fl_err err;
-
-    snprintf(words, sizeof(words), "FAKE_WORLD=%u", world);
-    snprintf(mark, sizeof(mark), "DIE_MARK=%s/died", t_tmp());
-    t_ok(furlong_launch(p->me, p->layout, role, argv, env, &o, &g, &err), &err);
-    return g;
-}
-
-static struct plane plane_make(unsigned trainers, unsigned engines, const char *trainer_env,
-                               const char *engine_env)
-{
-    struct plane p = { .fake = fake_create() };
-    char n[2][8];
-    struct furlong_flag flags[] = { { "trainer", n[0] }, { "rollout", n[1] } };
-    struct fl_err err;
-
-    static unsigned made;
-
-    (void)unlink(t_path("died"));
-    snprintf(folder, sizeof(folder), "%s/delta%u", t_tmp(), made++);
-    t_true(mkdir(folder, 0700) == 0);
-    snprintf(n[0], sizeof(n[0]), "%u", trainers);
-    snprintf(n[1], sizeof(n[1]), "%u", engines);
-    p.me = fake_joined(p.fake, "driver", 0, 1);
-    t_ok(furlong_place(p.me, flags, 2, &p.layout, &err), &err);
-    p.trainers = launch(&p, "trainer", "trainer", trainers, trainer_env);
-    p.engines = launch(&p, "rollout", "engine", engines, engine_env);
-    return p;
-}
-
-static void plane_end(struct plane *p)
-{
-    furlong_group_end(p->engines);
-    furlong_group_end(p->trainers);
-    furlong_layout_free(p->layout);
-    furlong_leave(p->me);
-    fake_destroy(p->fake);
-}
-
-static struct seen look_how(struct plane *p, uint32_t engine, const char *method)
-{
-    struct furlong_answer a = { 0 };
-    struct seen s = { 0 };
-    struct fl_err err;
-    char text[160] = "";
-
-    t_ok(furlong_ask(furlong_group_peer(p->engines, engine), 0, method, NULL, 10000, &a, &err),
-         &err);
-    memcpy(text, a.body, a.body_bytes);
-    t_int_eq(sscanf(text, "%lld %15s %23s %15s %ld %u %d %23s", &s.version, s.verdict, s.digest,
-                    s.paused, &s.kib, &s.pauses, &s.fds, s.at),
-             8, "%s", text);
-    furlong_answer_free(&a);
-    return s;
-}
-
-static struct seen look(struct plane *p, uint32_t engine)
-{
-    return look_how(p, engine, "check");
-}
-
-static void write_version(struct plane *p, uint64_t version)
-{
-    struct fl_err err;
-
-    t_ok(furlong_ask_all(p->trainers, "write", &(struct furlong_data){ &version, 8, NULL, 0 },
-                         20000, NULL, &err),
-         &err);
-}
-
-static struct furlong_report update(struct plane *p, uint64_t version, const char *mode,
-                                    uint32_t slots)
-{
-    struct furlong_update how = { .version = version,
-                                  .set = "policy",
-                                  .mode = mode,
-                                  .slots = slots,
-                                  .budget_ms = 20000,
-                                  .dir = strcmp(mode, "disk-delta") == 0 ? folder : NULL };
-    struct furlong_report r = { 0 };
-    struct fl_err err;
-
-    t_ok(furlong_update(p->trainers, p->engines, &how, &r, &err), &err);
-    t_int_eq(r.version, version);
-    return r;
-}
-
-static void serves(struct plane *p, uint32_t engine, long long version)
-{
-    struct seen s = look(p, engine);
-
-    t_int_eq(s.version, version, "engine %u", engine);
-    t_str_eq(s.verdict, "ok");
-    t_str_eq(s.paused, "running");
-}
 
 static void of_devices(void)
 {
@@ -160,44 +38,26 @@ static void each_mode_brings_the_bytes(void **state)
     for (size_t i = 0; i < FL_LEN(rows); i++) {
         struct plane p = plane_make(rows[i].trainers, rows[i].engines, rows[i].env, rows[i].env);
 
-        t_int_eq(look(&p, 0).version, -1, "nothing serves before the first update");
+        t_int_eq(plane_look(&p, 0).version, -1, "nothing serves before the first update");
         for (uint64_t v = 0; v < 4; v++) {
             struct furlong_report r;
 
             if (v)
-                write_version(&p, v);
-            r = update(&p, v, rows[i].mode, rows[i].slots);
+                plane_write(&p, v);
+            r = plane_update(&p, v, rows[i].mode, rows[i].slots);
             t_int_eq(r.committed, rows[i].engines, "%s %u", rows[i].mode, rows[i].slots);
             t_int_eq(r.left_behind, 0);
             for (uint32_t e = 0; e < rows[i].engines; e++)
-                serves(&p, e, (long long)v);
+                plane_serves(&p, e, (long long)v);
         }
-        t_true(!*digest || strcmp(digest, look(&p, 0).digest) == 0,
+        t_true(!*digest || strcmp(digest, plane_look(&p, 0).digest) == 0,
                "%s: the digest of version 3 is the same in each mode", rows[i].mode);
-        (void)snprintf(digest, sizeof(digest), "%s", look(&p, 0).digest);
+        (void)snprintf(digest, sizeof(digest), "%s", plane_look(&p, 0).digest);
         plane_end(&p);
     }
 }
 
-/* ---- on devices
- * -------------------------------------------------------------------------------------------- */
-static struct furlong_report update_by(struct plane *p, uint64_t version, const char *mode,
-                                       uint64_t bucket_bytes)
-{
-    struct furlong_update how = { .version = version,
-                                  .set = "policy",
-                                  .mode = mode,
-                                  .budget_ms = 20000,
-                                  .bucket_bytes = bucket_bytes,
-                                  .dir = strcmp(mode, "disk-delta") == 0 ? folder : NULL };
-    struct furlong_report r = { 0 };
-    struct fl_err err;
-
-    t_ok(furlong_update(p->trainers, p->engines, &how, &r, &err), &err);
-    t_int_eq(r.committed, furlong_group_size(p->engines), "%s", r.first_behind.text);
-    return r;
-}
-
+/* ---- on devices ------------------------------------------------------------------------------ */
 static void says(struct plane *p, const char *what)
 {
     struct furlong_answer a = { 0 };
@@ -222,14 +82,14 @@ static void p84_an_engine_says_why_it_serves_nothing(void **state)
 
     (void)state;
     says(&p, "no version of the weights \"policy\" is here yet");
-    update(&p, 0, "share", 1);
-    serves(&p, 0, 0);
+    plane_update(&p, 0, "share", 1);
+    plane_serves(&p, 0, 0);
     says(&p, NULL);
-    write_version(&p, 1);
+    plane_write(&p, 1);
     says(&p, "weights incomplete: version 1 is being written");
-    t_str_eq(look(&p, 0).verdict, "none");
-    update(&p, 1, "share", 1);
-    serves(&p, 0, 1);
+    t_str_eq(plane_look(&p, 0).verdict, "none");
+    plane_update(&p, 1, "share", 1);
+    plane_serves(&p, 0, 1);
     says(&p, NULL);
     plane_end(&p);
 }
@@ -247,15 +107,11 @@ static void p70_tensors_are_given_where_they_lie(void **state)
     for (size_t i = 0; i < FL_LEN(lies); i++) {
         struct plane p = plane_make(1, 2, lies[i], NULL);
 
-        for (uint64_t v = 0; v < FL_LEN(modes); v++) {
-            if (v)
-                write_version(&p, v);
-            update_by(&p, v, modes[v], 64 << 10); /* several buckets: halves take turns */
-            serves(&p, 0, (long long)v);
-            serves(&p, 1, (long long)v);
-        }
-        t_true(!*digest || strcmp(digest, look(&p, 0).digest) == 0, "%s: another digest", lies[i]);
-        (void)snprintf(digest, sizeof(digest), "%s", look(&p, 0).digest);
+        for (uint64_t v = 0; v < FL_LEN(modes); v++)
+            plane_comes(&p, v, modes[v]);
+        t_true(!*digest || strcmp(digest, plane_look(&p, 0).digest) == 0, "%s: another digest",
+               lies[i]);
+        (void)snprintf(digest, sizeof(digest), "%s", plane_look(&p, 0).digest);
         plane_end(&p);
     }
 }
@@ -269,13 +125,8 @@ static void a_staged_bucket_is_asked_for_again(void **state)
     of_devices();
     t_true(setenv("LIES", "pool", 1) == 0);
     p = plane_make(1, 2, "FURLONG_FAULT=xfer.asks:2=fail,xfer.asks:5=fail", NULL);
-    for (uint64_t v = 0; v < 2; v++) {
-        if (v)
-            write_version(&p, v);
-        update_by(&p, v, "copy", 64 << 10);
-        serves(&p, 0, (long long)v);
-        serves(&p, 1, (long long)v);
-    }
+    for (uint64_t v = 0; v < 2; v++)
+        plane_comes(&p, v, "copy");
     plane_end(&p);
     t_true(unsetenv("LIES") == 0);
 }
@@ -296,13 +147,10 @@ static void p82_who_dies_at_a_bucket_is_filled(void **state)
     t_ok(furlong_update(p.trainers, p.engines, &how, &r, &err), &err);
     t_true(r.committed == 1 && r.move_ns < 4000000000ull, "%u committed after %llu ms", r.committed,
            (unsigned long long)r.move_ns / 1000000);
-    serves(&p, 0, 0);
+    plane_serves(&p, 0, 0);
     t_ok(furlong_group_wait(p.engines, 20000, &err), &err);
-    serves(&p, 1, 0);
-    write_version(&p, 1);
-    update_by(&p, 1, "copy", 64 << 10);
-    serves(&p, 0, 1);
-    serves(&p, 1, 1);
+    plane_serves(&p, 1, 0);
+    plane_comes(&p, 1, "copy");
     plane_end(&p);
 }
 
@@ -328,10 +176,7 @@ static void p82_who_refuses_a_bucket_is_heard(void **state)
     t_has(said, "rollout 1");
     t_has(said, "fault xfer.staged");
     t_true(fl_clock_boot_ns() - began < how.budget_ms * 1000000ull, "before its deadline");
-    write_version(&p, 1);
-    update_by(&p, 1, "copy", 64 << 10);
-    serves(&p, 0, 1);
-    serves(&p, 1, 1);
+    plane_comes(&p, 1, "copy");
     plane_end(&p);
 }
 
@@ -343,13 +188,8 @@ static void p71_what_cannot_be_shown_goes_through_the_host(void **state)
     (void)state;
     of_devices();
     p = plane_make(1, 2, "FURLONG_FAULT=link.ipc.share:1=fail", NULL);
-    for (uint64_t v = 0; v < 3; v++) {
-        if (v)
-            write_version(&p, v);
-        update_by(&p, v, "copy", 64 << 10);
-        serves(&p, 0, (long long)v);
-        serves(&p, 1, (long long)v);
-    }
+    for (uint64_t v = 0; v < 3; v++)
+        plane_comes(&p, v, "copy");
     plane_end(&p);
 }
 
@@ -366,13 +206,13 @@ static void p76_no_room_for_a_second_slot(void **state)
     (void)state;
     of_devices();
     p = plane_make(1, 1, NULL, "FURLONG_FAULT=client.slot:2=fail");
-    update(&p, 0, "copy", 2);
-    write_version(&p, 1);
+    plane_update(&p, 0, "copy", 2);
+    plane_write(&p, 1);
     t_true(furlong_update(p.trainers, p.engines, &how, &r, &err) != FL_OK);
     t_has(err.text, "one slot saves 401 KiB");
-    serves(&p, 0, 0);
-    update(&p, 1, "copy", 2);
-    serves(&p, 0, 1);
+    plane_serves(&p, 0, 0);
+    plane_update(&p, 1, "copy", 2);
+    plane_serves(&p, 0, 1);
     plane_end(&p);
 }
 
@@ -388,12 +228,12 @@ static void captured_graphs_read_where_they_did(void **state)
     p = plane_make(1, 1, NULL, "FIXED=1");
     for (uint64_t v = 0; v < FL_LEN(modes); v++) {
         if (v)
-            write_version(&p, v);
-        update_by(&p, v, modes[v], 0);
-        serves(&p, 0, (long long)v);
-        t_true(v == 0 || strcmp(at, look(&p, 0).at) == 0, "version %u is read elsewhere",
+            plane_write(&p, v);
+        plane_update_by(&p, v, modes[v], 0);
+        plane_serves(&p, 0, (long long)v);
+        t_true(v == 0 || strcmp(at, plane_look(&p, 0).at) == 0, "version %u is read elsewhere",
                (unsigned)v);
-        (void)snprintf(at, sizeof(at), "%s", look(&p, 0).at);
+        (void)snprintf(at, sizeof(at), "%s", plane_look(&p, 0).at);
     }
     plane_end(&p);
 }
@@ -406,18 +246,18 @@ static void an_engine_that_comes_back_is_filled(void **state)
     struct fl_err err;
 
     (void)state;
-    update(&p, 0, "copy", 0);
-    write_version(&p, 1);
-    update(&p, 1, "copy", 0);
+    plane_update(&p, 0, "copy", 0);
+    plane_write(&p, 1);
+    plane_update(&p, 1, "copy", 0);
     fake_kill(p.fake, "rollout", 1, SIGKILL);
     while (m.attempt != 2)
         furlong_group_member(p.engines, 1, &m);
     t_ok(furlong_group_wait(p.engines, 20000, &err), &err);
-    serves(&p, 1, 1);
-    write_version(&p, 2);
-    t_int_eq(update(&p, 2, "copy", 0).committed, 2);
-    serves(&p, 0, 2);
-    serves(&p, 1, 2);
+    plane_serves(&p, 1, 1);
+    plane_write(&p, 2);
+    t_int_eq(plane_update(&p, 2, "copy", 0).committed, 2);
+    plane_serves(&p, 0, 2);
+    plane_serves(&p, 1, 2);
     plane_end(&p);
 }
 
@@ -428,14 +268,14 @@ static void an_engine_that_dies_in_an_update_is_left_behind(void **state)
     struct fl_err err;
 
     (void)state;
-    update(&p, 0, "copy", 0);
-    write_version(&p, 1);
-    r = update(&p, 1, "copy", 0);
+    plane_update(&p, 0, "copy", 0);
+    plane_write(&p, 1);
+    r = plane_update(&p, 1, "copy", 0);
     t_int_eq(r.committed, 1);
     t_true(r.first_behind.status != FL_OK || r.left_behind == 0, "%s", r.first_behind.text);
     t_ok(furlong_group_wait(p.engines, 20000, &err), &err);
-    serves(&p, 0, 1);
-    serves(&p, 1, 1);
+    plane_serves(&p, 0, 1);
+    plane_serves(&p, 1, 1);
     plane_end(&p);
 }
 
@@ -445,12 +285,12 @@ static void trainers_that_restart_go_on(void **state)
     struct fl_err err;
 
     (void)state;
-    write_version(&p, 5);
-    update(&p, 5, "p2p", 0);
+    plane_write(&p, 5);
+    plane_update(&p, 5, "p2p", 0);
     t_ok(furlong_group_restart(p.trainers, 20000, &err), &err);
-    write_version(&p, 6);
-    update(&p, 6, "p2p", 0);
-    serves(&p, 0, 6);
+    plane_write(&p, 6);
+    plane_update(&p, 6, "p2p", 0);
+    plane_serves(&p, 0, 6);
     plane_end(&p);
 }
 
@@ -460,21 +300,21 @@ static void a_driver_that_comes_back_needs_no_log(void **state)
     struct fl_err err;
 
     (void)state;
-    update(&p, 0, "copy", 0);
-    write_version(&p, 1);
-    update(&p, 1, "copy", 0);
+    plane_update(&p, 0, "copy", 0);
+    plane_write(&p, 1);
+    plane_update(&p, 1, "copy", 0);
     furlong_leave(p.me);
     t_ok(fake_join(p.fake, "driver", 0, 1, 2, &p.me, &err), &err);
     t_ok(furlong_place(p.me, (struct furlong_flag[]){ { "trainer", "1" }, { "rollout", "2" } }, 2,
                        &p.layout, &err),
          &err);
-    p.trainers = launch(&p, "trainer", "trainer", 1, NULL);
-    p.engines = launch(&p, "rollout", "engine", 2, NULL);
+    p.trainers = plane_launch(&p, "trainer", "trainer", 1, NULL);
+    p.engines = plane_launch(&p, "rollout", "engine", 2, NULL);
     t_ok(furlong_plane(p.trainers, p.engines, &(struct furlong_update){ .set = "policy" }, &err),
          &err);
-    write_version(&p, 2);
-    t_int_eq(update(&p, 2, "copy", 0).committed, 2);
-    serves(&p, 1, 2);
+    plane_write(&p, 2);
+    t_int_eq(plane_update(&p, 2, "copy", 0).committed, 2);
+    plane_serves(&p, 1, 2);
     plane_end(&p);
 }
 
@@ -489,16 +329,16 @@ static void offloaded_weights_wait(void **state)
     long before, after;
 
     (void)state;
-    update(&p, 0, "copy", 2);
-    write_version(&p, 1);
-    before = look(&p, 0).kib;
+    plane_update(&p, 0, "copy", 2);
+    plane_write(&p, 1);
+    before = plane_look(&p, 0).kib;
     t_ok(furlong_ask(furlong_group_peer(p.engines, 0), 0, "offload_weights", NULL, 10000, &a, &err),
          &err);
     t_true(!memmem(a.body, a.body_bytes, "\"dropped_bytes\":0,", 18), "%.*s", (int)a.body_bytes,
            (const char *)a.body);
     furlong_answer_free(&a);
-    t_str_eq(look(&p, 0).verdict, "none");
-    after = look(&p, 0).kib;
+    t_str_eq(plane_look(&p, 0).verdict, "none");
+    after = plane_look(&p, 0).kib;
     t_true(t_on_cuda() || before - after > 100, "gave back %ld KiB",
            before - after); /* of the host's */
     t_true(furlong_update(p.trainers, p.engines, &how, NULL, &err) != FL_OK);
@@ -506,9 +346,9 @@ static void offloaded_weights_wait(void **state)
     t_ok(
         furlong_ask(furlong_group_peer(p.engines, 0), 0, "onload_weights", NULL, 10000, NULL, &err),
         &err);
-    t_str_eq(look(&p, 0).verdict, "none");
-    update(&p, 1, "copy", 2);
-    serves(&p, 0, 1);
+    t_str_eq(plane_look(&p, 0).verdict, "none");
+    plane_update(&p, 1, "copy", 2);
+    plane_serves(&p, 0, 1);
     plane_end(&p);
 }
 
@@ -547,9 +387,9 @@ static void an_engine_that_still_loads_is_waited_for(void **state)
 
     (void)state;
     t_true(pthread_create(&t, NULL, loads_in_thread, &l) == 0);
-    t_int_eq(update(&l.p, 0, "copy", 0).committed, 1);
+    t_int_eq(plane_update(&l.p, 0, "copy", 0).committed, 1);
     t_true(pthread_join(t, NULL) == 0);
-    serves(&l.p, 0, 0);
+    plane_serves(&l.p, 0, 0);
     plane_end(&l.p);
 }
 
@@ -567,7 +407,7 @@ static void an_engine_that_never_accepts_is_named(void **state)
     close(l.fd);
     how.budget_ms = 20000;
     t_ok(furlong_update(l.p.trainers, l.p.engines, &how, NULL, &err), &err);
-    serves(&l.p, 0, 0);
+    plane_serves(&l.p, 0, 0);
     plane_end(&l.p);
 }
 
@@ -583,10 +423,10 @@ static void an_update_goes_on_without_one_that_loads(void **state)
     (void)state;
     t_ok(furlong_update(l.p.trainers, l.p.engines, &how, &r, &err), &err);
     t_int_eq(r.committed, 1);
-    serves(&l.p, 0, 0);
+    plane_serves(&l.p, 0, 0);
     close(l.fd);
     t_ok(furlong_group_wait(l.p.engines, 20000, &err), &err);
-    serves(&l.p, 1, 0);
+    plane_serves(&l.p, 1, 0);
     plane_end(&l.p);
 }
 
@@ -604,16 +444,16 @@ static void kept_weights_come_back(void **state)
 
         for (uint64_t v = 0; v < 3; v++) {
             if (v)
-                write_version(&p, v);
-            update(&p, v, v == 2 ? "share" : "copy", 2);
+                plane_write(&p, v);
+            plane_update(&p, v, v == 2 ? "share" : "copy", 2);
             for (size_t k = 0; k < FL_LEN(gone); k++)
                 t_ok(furlong_ask(furlong_group_peer(p.engines, 0), 0, gone[k], NULL, 10000, NULL,
                                  &err),
                      &err);
             if (i == 0)
-                serves(&p, 0, (long long)v);
+                plane_serves(&p, 0, (long long)v);
             else
-                t_str_eq(look(&p, 0).verdict, "none");
+                t_str_eq(plane_look(&p, 0).verdict, "none");
         }
         plane_end(&p);
     }
@@ -644,13 +484,13 @@ static void the_drivers_pause_outlasts_an_update(void **state)
     struct fl_err err;
 
     (void)state;
-    update(&p, 0, "copy", 1);
+    plane_update(&p, 0, "copy", 1);
     t_ok(furlong_ask_all(p.engines, "pause", NULL, 10000, NULL, &err), &err);
-    write_version(&p, 1);
-    update(&p, 1, "copy", 1);
-    t_str_eq(look(&p, 0).paused, "paused");
+    plane_write(&p, 1);
+    plane_update(&p, 1, "copy", 1);
+    t_str_eq(plane_look(&p, 0).paused, "paused");
     t_ok(furlong_ask_all(p.engines, "resume", NULL, 10000, NULL, &err), &err);
-    serves(&p, 0, 1);
+    plane_serves(&p, 0, 1);
     plane_end(&p);
 }
 
@@ -674,19 +514,19 @@ static void a_thousand_updates_leave_memory_flat(void **state)
 
     (void)state;
     for (uint64_t v = 1; v <= ALL; v++) {
-        write_version(&p, v);
-        update(&p, v, v % 2 ? "copy" : "share", 2);
+        plane_write(&p, v);
+        plane_update(&p, v, v % 2 ? "copy" : "share", 2);
         if (v == WARM) {
-            engine = look(&p, 0).kib;
+            engine = plane_look(&p, 0).kib;
             mine = own_kib();
-            engine_fds = look_how(&p, 0, "check_fds").fds;
+            engine_fds = plane_look_how(&p, 0, "check_fds").fds;
             fds = t_open_fds();
         }
     }
-    serves(&p, 0, ALL);
-    t_true(look(&p, 0).kib - engine < SLACK_KIB, "engine: %ld KiB, then %ld", engine,
-           look(&p, 0).kib);
-    t_int_eq(look_how(&p, 0, "check_fds").fds, engine_fds, "descriptors of the engine");
+    plane_serves(&p, 0, ALL);
+    t_true(plane_look(&p, 0).kib - engine < SLACK_KIB, "engine: %ld KiB, then %ld", engine,
+           plane_look(&p, 0).kib);
+    t_int_eq(plane_look_how(&p, 0, "check_fds").fds, engine_fds, "descriptors of the engine");
     t_int_eq(t_open_fds(), fds, "descriptors of the driver");
     t_true(own_kib() - mine < SLACK_KIB, "driver: %ld KiB, then %ld", mine, own_kib());
     plane_end(&p);
