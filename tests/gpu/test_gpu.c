@@ -231,59 +231,63 @@ static void words_that_are_no_table_are_refused(void **state)
 }
 
 /* ==== two processes ==== */
-static void a_chunk_is_one_memory_in_two_processes(void **state)
-{
-    struct note n = { 0 };
+/* The other process, which has the chunk c that is mapped here at addr and painted. */
+struct shown {
+    struct dev d;
     struct gpu_chunk c;
     uint64_t addr;
-    int sock, fd;
+    pid_t pid;
+    int sock;
+};
+
+static struct shown show_chunk(const char *role)
+{
+    struct shown s = { .d = dev_open() };
+    struct note n = { .bytes = info.granularity_bytes };
+    int fd;
+
+    s.pid = two_start(role, &s.sock);
+    t_ok(gpu->chunk_create(s.d.g, n.bytes, &s.c, &err), &err);
+    mapped(&s.d, &s.c, &s.addr, true);
+    paint(&s.d, s.addr, MARK);
+    t_ok(gpu->chunk_export(s.d.g, &s.c, &fd, &err), &err);
+    two_send(s.sock, &n, sizeof(n), fd);
+    close(fd);
+    return s;
+}
+
+static void a_chunk_is_one_memory_in_two_processes(void **state)
+{
     char said;
 
     (void)state;
-    struct dev d = dev_open();
-    pid_t pid = two_start("repaint", &sock);
-    n.bytes = info.granularity_bytes;
-    t_ok(gpu->chunk_create(d.g, n.bytes, &c, &err), &err);
-    mapped(&d, &c, &addr, true);
-    paint(&d, addr, MARK);
-    t_ok(gpu->chunk_export(d.g, &c, &fd, &err), &err);
-    two_send(sock, &n, sizeof(n), fd);
-    close(fd);
-    t_int_eq(two_take(sock, &said, 1, NULL), 1);
+    struct shown s = show_chunk("repaint");
+
+    t_int_eq(two_take(s.sock, &said, 1, NULL), 1);
     t_int_eq(said, 'y');
-    t_true(painted(&d, addr, OTHER));
-    t_int_eq(two_end(pid, sock), 0);
-    unmapped(&d, &c, addr);
-    dev_close(&d);
+    t_true(painted(&s.d, s.addr, OTHER));
+    t_int_eq(two_end(s.pid, s.sock), 0);
+    unmapped(&s.d, &s.c, s.addr);
+    dev_close(&s.d);
 }
 
 static void a_read_only_mapping_refuses_writes(void **state)
 {
-    struct note n = { 0 };
-    struct gpu_chunk c;
-    uint64_t addr;
-    int sock, fd;
+    char gone;
 
     (void)state;
-    struct dev d = dev_open();
-    pid_t pid = two_start("write-read-only", &sock);
-    n.bytes = info.granularity_bytes;
-    t_ok(gpu->chunk_create(d.g, n.bytes, &c, &err), &err);
-    mapped(&d, &c, &addr, true);
-    paint(&d, addr, MARK);
-    t_ok(gpu->chunk_export(d.g, &c, &fd, &err), &err);
-    two_send(sock, &n, sizeof(n), fd);
-    close(fd);
-    char gone;
-    t_int_eq(two_take(sock, &gone, 1, NULL), 0);
-    int how = two_end(pid, sock);
+    struct shown s = show_chunk("write-read-only");
+
+    t_int_eq(two_take(s.sock, &gone, 1, NULL), 0);
+    int how = two_end(s.pid, s.sock);
+
     if (on_host)
         t_true(WIFSIGNALED(how) && WTERMSIG(how) == SIGSEGV, "ended by %#x", how);
     else
         t_int_eq(how, REFUSED << 8);
-    t_true(painted(&d, addr, MARK));
-    unmapped(&d, &c, addr);
-    dev_close(&d);
+    t_true(painted(&s.d, s.addr, MARK));
+    unmapped(&s.d, &s.c, s.addr);
+    dev_close(&s.d);
 }
 
 static void pages_outlive_the_process_that_made_them(void **state)

@@ -264,19 +264,25 @@ static void tells_when_the_client_left(void **state)
     web_close(&w);
 }
 
+/* The server goes while path has not been answered. */
+static void server_goes(struct web *w, struct web_ask *a, const char *path)
+{
+    web_open(w);
+    web_ask(w, a, NULL, path, (struct fl_bytes){ 0 }, NULL);
+    t_until(w->loop, w->kept, 5000);
+    http_server_destroy(w->server);
+    w->server = NULL;
+    t_int_eq(w->gone, 1);
+    t_until(w->loop, a->done, 5000);
+}
+
 static void ends_with_requests_that_wait(void **state)
 {
     struct web w = { 0 };
     struct web_ask a = { 0 };
 
     (void)state;
-    web_open(&w);
-    web_ask(&w, &a, NULL, "/keep", (struct fl_bytes){ 0 }, NULL);
-    t_until(w.loop, w.kept, 5000);
-    http_server_destroy(w.server);
-    w.server = NULL;
-    t_int_eq(w.gone, 1);
-    t_until(w.loop, a.done, 5000);
+    server_goes(&w, &a, "/keep");
     t_int_eq(a.st, FL_OK, "%s", a.err.text);
     t_int_eq(a.answer.status, 503);
     http_answer_fini(&a.answer);
@@ -345,13 +351,7 @@ static void ends_with_a_stream_open(void **state)
     struct web_ask a = { 0 };
 
     (void)state;
-    web_open(&w);
-    web_ask(&w, &a, NULL, "/stream", (struct fl_bytes){ 0 }, NULL);
-    t_until(w.loop, w.kept, 5000);
-    http_server_destroy(w.server);
-    w.server = NULL;
-    t_int_eq(w.gone, 1);
-    t_until(w.loop, a.done, 5000);
+    server_goes(&w, &a, "/stream");
     t_true(a.st != FL_OK, "an answer that was cut is no answer");
     http_answer_fini(&a.answer);
     web_close(&w);

@@ -253,50 +253,59 @@ static void *trickle_thread(void *arg)
     return NULL;
 }
 
-static void waits_for_no_trickle(void **state)
+/* A server that is none, of one thread. */
+struct false_server {
+    int fd;
+    char url[64];
+    pthread_t thread;
+};
+
+static void false_start(struct false_server *f, void *(*run)(void *fd))
 {
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t len = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+    f->fd = socket(AF_INET, SOCK_STREAM, 0);
+    t_true(f->fd >= 0 && bind(f->fd, (struct sockaddr *)&at, len) == 0 && listen(f->fd, 4) == 0 &&
+           getsockname(f->fd, (struct sockaddr *)&at, &len) == 0);
+    snprintf(f->url, sizeof(f->url), "http://127.0.0.1:%u/x", ntohs(at.sin_port));
+    t_true(pthread_create(&f->thread, NULL, run, &f->fd) == 0);
+}
+
+static void false_end(struct false_server *f)
+{
+    shutdown(f->fd, SHUT_RDWR);
+    pthread_join(f->thread, NULL);
+    close(f->fd);
+}
+
+static void waits_for_no_trickle(void **state)
+{
+    struct false_server f;
     struct fl_err err = { 0 };
-    char url[64];
-    pthread_t t;
 
     (void)state;
-    t_true(fd >= 0 && bind(fd, (struct sockaddr *)&at, len) == 0 && listen(fd, 4) == 0 &&
-           getsockname(fd, (struct sockaddr *)&at, &len) == 0);
-    t_true(pthread_create(&t, NULL, trickle_thread, &fd) == 0);
-    snprintf(url, sizeof(url), "http://127.0.0.1:%u/x", ntohs(at.sin_port));
-    t_refused(http_ws_read(&(struct http_ask){ .url = url, .timeout_ms = 300, .piece = on_heard },
+    false_start(&f, trickle_thread);
+    t_refused(http_ws_read(&(struct http_ask){ .url = f.url, .timeout_ms = 300, .piece = on_heard },
                            -1, &err),
               FL_TIMEOUT, &err);
-    pthread_join(t, NULL);
-    close(fd);
+    false_end(&f);
 }
 
 static void reads_no_garbage(void **state)
 {
-    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    socklen_t len = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    char url[64];
-    pthread_t t;
+    struct false_server f;
 
     (void)state;
-    t_true(fd >= 0 && bind(fd, (struct sockaddr *)&at, len) == 0 && listen(fd, 4) == 0 &&
-           getsockname(fd, (struct sockaddr *)&at, &len) == 0);
-    t_true(pthread_create(&t, NULL, garbage_thread, &fd) == 0);
-    snprintf(url, sizeof(url), "http://127.0.0.1:%u/x", ntohs(at.sin_port));
+    false_start(&f, garbage_thread);
     for (unsigned i = 0; i < 3; i++) {
         struct fl_err err = { 0 };
         enum fl_status st =
-            http_ws_read(&(struct http_ask){ .url = url, .piece = on_heard }, -1, &err);
+            http_ws_read(&(struct http_ask){ .url = f.url, .piece = on_heard }, -1, &err);
 
         t_int_eq(st, i == 2 ? FL_UNREACHABLE : FL_CORRUPT, "%u: %s", i, err.text);
     }
-    shutdown(fd, SHUT_RDWR);
-    pthread_join(t, NULL);
-    close(fd);
+    false_end(&f);
 }
 
 int main(void)

@@ -369,8 +369,7 @@ static const struct row rows[] = {
     { "host memory", no_device, FL_UNREACHABLE, "host memory" },
     { "no library", no_nccl, FL_UNSUPPORTED, "no NCCL" },
     { "another version, both are named", other_nccl, FL_UNSUPPORTED, "22803" },
-    { "other settings, both are named", other_settings, FL_UNSUPPORTED,
-      "NCCL_CUMEM_ENABLE=0" },
+    { "other settings, both are named", other_settings, FL_UNSUPPORTED, "NCCL_CUMEM_ENABLE=0" },
     { "one device for two ranks", same_device, FL_UNSUPPORTED, "one device" },
 };
 
