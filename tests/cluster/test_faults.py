@@ -106,7 +106,7 @@ def test_trainer_killed_in_the_middle_of_a_write():
 
 
 def test_driver_killed_between_verified_and_commit():
-    whole_run_with("xfer.commit:3=kill", words=["driver"])
+    whole_run_with("xfer.decided:3=kill", words=["driver"])
 
 
 def test_keeper_killed():

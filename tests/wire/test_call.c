@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/base/fault.h"
 #include "tests/wire/duo.h"
 
 static void answers_come_back(void **state)
@@ -56,6 +57,32 @@ static void errors_pass_as_they_are(void **state)
         t_str_eq(a.err.text, "bucket 3: out of memory");
         t_int_eq(b.st, FL_UNSUPPORTED);
         t_has(b.err.text, "method 99");
+        duo_fini(&d);
+    }
+}
+
+/* From outside, by the method's name: the nth request that comes is refused, and no other. */
+static void a_request_is_a_fault_point(void **state)
+{
+    struct fl_err err = { 0 };
+
+    (void)state;
+    EACH_CARRIER(c)
+    {
+        struct ask a[3] = { 0 };
+        struct duo d;
+
+        duo_open(&d, c);
+        t_ok(fl_fault_set("echo:2=fail", &err), &err);
+        for (unsigned i = 0; i < 3; i++)
+            ask(&d, &a[i], ECHO, 0, i);
+        duo_until(&d, a[0].done && a[1].done && a[2].done);
+        for (unsigned i = 0; i < 3; i++)
+            t_int_eq(a[i].st, i == 1 ? FL_EXHAUSTED : FL_OK, "%s", a[i].err.text);
+        t_has(a[1].err.text, "fault echo");
+        t_ok(fl_fault_set(NULL, &err), &err);
+        for (unsigned i = 0; i < 3; i++)
+            ask_fini(&a[i]);
         duo_fini(&d);
     }
 }
@@ -428,6 +455,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_come_back),
         cmocka_unit_test(errors_pass_as_they_are),
+        cmocka_unit_test(a_request_is_a_fault_point),
         cmocka_unit_test(lanes_keep_order_and_replies_do_not),
         cmocka_unit_test(a_held_lane_waits_and_others_go_on),
         cmocka_unit_test(credits_bound_a_lane),

@@ -119,7 +119,7 @@ static void stop_before_commit(struct rig *r)
     rig_next(r, 1);
     t_ok(rig_update(r, XFER_COPY, 1), &r->err);
     rig_next(r, 2);
-    t_int_eq(rig_update_at(r, "xfer.commit:1=fail", XFER_COPY, 2), FL_CANCELLED);
+    t_int_eq(rig_update_at(r, "xfer.decided:1=fail", XFER_COPY, 2), FL_CANCELLED);
     xfer_coord_destroy(r->coord);
     r->coord = NULL;
     for (unsigned e = 0; e < 2; e++)

@@ -31,7 +31,7 @@ static const struct sweep_row sweep_rows[] = {
 };
 /* clang-format on */
 static const char *const places[] = { "xfer.bucket",     "xfer.pull",       "xfer.room",
-                                      "xfer.verified",   "xfer.commit",     "xfer.delta_write",
+                                      "xfer.verified",   "xfer.decided",     "xfer.delta_write",
                                       "xfer.delta_take", "link.map",        "link.pull",
                                       "link.tcp.listen", "link.tcp.thread", "call.peer",
                                       "wire.line" };
@@ -198,7 +198,7 @@ static void one_event(struct walk *w)
 {
     char spec[64];
     static const char *const names[] = { "xfer.bucket", "xfer.pull", "xfer.room", "xfer.verified",
-                                         "xfer.commit", "link.map",  "link.pull" };
+                                         "xfer.decided", "link.map",  "link.pull" };
     struct rig_proc *p = rig_engine(&w->r, (unsigned)pick(w, w->r.o.n_engines), 0);
 
     switch (pick(w, 14)) {

@@ -331,7 +331,7 @@ static void p120_a_failure_holds_nothing(void **state)
         { "room", "xfer.room:1=fail", "xfer.room" },
         { "transfer", "xfer.pull:2=fail", "xfer.pull" },
         { "the answer", "xfer.verified:1=fail", "no memory to serve" },
-        { "the commit", "xfer.commit:1=fail", "xfer.commit" },
+        { "the commit", "xfer.decided:1=fail", "xfer.decided" },
     };
 
     (void)state;

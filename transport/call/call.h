@@ -60,7 +60,7 @@ enum fl_status call_event(struct call_peer *p, uint16_t method, uint32_t lane, s
 struct call_req; /* being served; answered once, on the loop thread; outlives its peer until then */
 struct call_method {
     uint16_t method;
-    const char *name; /* in logs, metrics and errors */
+    const char *name; /* in logs, metrics and errors, and of a fault point: the nth request that comes */
     void (*serve)(void *service, struct call_req *req, const struct wire_msg *m); /* event: req NULL */
     /* As call_op.room, for the request's blob: serve() takes it over, or lost() when it is not served. */
     void *(*room)(void *service, uint64_t blob_bytes);

@@ -275,6 +275,8 @@ static enum fl_status refuse(struct call_peer *p, struct call_req *req, struct f
         return fl_fail(err, FL_TIMEOUT, "%s: its time was over before it was served", name_of(req));
     if (!req->method && !(p->life && p->life->other))
         return fl_fail(err, FL_UNSUPPORTED, "method %u is not served here", req->number);
+    if (req->method && FL_FAULT(req->method->name))
+        return fl_fail(err, FL_EXHAUSTED, "fault %s", req->method->name);
     return FL_OK;
 }
 

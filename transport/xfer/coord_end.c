@@ -451,9 +451,9 @@ static bool is_staged(const struct co_member *m)
 
 void co_commit_step(struct xfer_coord *c)
 {
-    if (FL_FAULT("xfer.commit")) { /* as if the coordinator had ended here: DESIGN 9, between
-                                      VERIFIED and COMMIT */
-        fl_fail(&c->why, FL_CANCELLED, "fault xfer.commit");
+    if (FL_FAULT("xfer.decided")) { /* as if the coordinator had ended here: DESIGN 9, between
+                                       VERIFIED and COMMIT */
+        fl_fail(&c->why, FL_CANCELLED, "fault xfer.decided");
         co_run_finish(c, FL_CANCELLED, &c->why);
         return;
     }

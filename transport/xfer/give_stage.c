@@ -43,7 +43,7 @@ enum fl_status give_stage_area(struct give *g, const struct link_mem **out, stru
 
             most = bytes > most ? bytes : most;
         }
-        if (!g->user->room || FL_FAULT("xfer.stage"))
+        if (!g->user->room || FL_FAULT("xfer.stage_room"))
             return fl_fail(err, FL_UNSUPPORTED, "%s has no room to stage in", g->name);
         enum fl_status st = g->user->room(g->arg, most * STAGE_HALVES, &s->area, err);
         if (st != FL_OK) {
