@@ -72,11 +72,11 @@ static void dial(void *arg, const struct xfer_member *who, struct xfer_dial *d)
 {
     static struct call_peer *peer;
     static struct fl_seat_ref to;
-    struct stream_to st = { .target = who->where, .again = true };
+    const char *via = arg;
+    struct stream_to st = { .target = via[0] ? via : who->where, .again = true };
     struct wire_hello me = { .role = "worker" };
     struct stream *s;
 
-    (void)arg;
     if (!peer || !fl_seat_ref_same(&to, &who->who)) {
         must(stream_connect(loop, &stream_sock, &st, &me, NULL, NULL, &s, &err), "connect");
         must(call_peer_create(s, NULL, 0, NULL, NULL, &peer, &err), "connect");
@@ -93,16 +93,15 @@ static void undial(void *arg, struct xfer_dial *d)
 
 static void serve(const struct seat *s)
 {
-    struct xfer_dialer d = { NULL, dial, undial };
-    struct stream_to at = { .target = s->me.where };
+    struct xfer_dialer d = { (void *)(uintptr_t)s->via, dial, undial };
+    struct stream_to at = { .target = s->at };
     struct wire_hello me = { .role = "worker", .seat = s->me.who };
     struct stream_server *server;
 
     must(fl_loop_create(NULL, &loop, &err), "loop");
     must(gpu_pick(&gpu, &err), "devices");
     must(xfer_port_create(loop, &d, &port, &err), "port");
-    must(stream_listen(loop, &stream_sock, &at, &me, on_accepted, NULL, &server, &err),
-         s->me.where);
+    must(stream_listen(loop, &stream_sock, &at, &me, on_accepted, NULL, &server, &err), s->at);
     model_make(&model, s);
 }
 
@@ -141,8 +140,25 @@ static void tell(const struct plane_seen *seen)
         _exit(1);
 }
 
+/* An order that is the same for all: it is done. */
+static bool order_of_all(char what)
+{
+    char spec[PLANE_SPEC];
+
+    if (what != PLANE_FAULT)
+        return false;
+    if (recv(PLANE_FD, spec, sizeof(spec), MSG_WAITALL) != (ssize_t)sizeof(spec))
+        _exit(1);
+    must(fl_fault_set(spec, &err), "faults");
+    if (send(PLANE_FD, "f", 1, MSG_NOSIGNAL) != 1)
+        _exit(1);
+    return true;
+}
+
 /* ==== an engine =============================================================================== */
 static const struct seat *engine_seat;
+
+static uint64_t flipped_ns;
 
 static struct link_mem kept; /* the slot that was given back: the next one */
 
@@ -174,6 +190,8 @@ static void flip(void *arg, const struct xfer_version *now, const struct link_me
                  struct fl_task *flipped)
 {
     (void)arg, (void)now, (void)mem;
+    (void)FL_FAULT("plane.flip"); /* for kill and stop */
+    flipped_ns = fl_clock_boot_ns();
     fl_post(loop, flipped);
 }
 
@@ -222,13 +240,16 @@ static struct xfer_sink *sink;
 
 static void engine_on_order(void *arg, unsigned events)
 {
-    struct plane_seen seen = { 0 };
+    struct plane_seen seen = { .flipped_ns = flipped_ns };
     const struct link_mem *mem;
     char what;
 
     (void)arg, (void)events;
     if (read(PLANE_FD, &what, 1) != 1)
         _exit(0);
+    if (order_of_all(what))
+        return;
+    xfer_sink_says(sink, seen.says, sizeof(seen.says));
     mem = xfer_sink_data(sink, &seen.version);
     if (mem) {
         seen.addr = mem->addr;
@@ -325,6 +346,8 @@ static void on_order(void *arg, unsigned events)
     (void)arg, (void)events;
     if (read(PLANE_FD, &what, 1) != 1)
         _exit(0);
+    if (order_of_all(what))
+        return;
     if (what == PLANE_LOOK) {
         struct plane_seen seen = { .publish_ns = publish_ns };
 
@@ -332,12 +355,13 @@ static void on_order(void *arg, unsigned events)
         tell(&seen);
         return;
     }
-    next_version++;
     if (!begun) {
         begun = true;
+        next_version = trainer_seat->first_version;
         publish();
         return;
     }
+    next_version++;
     waited.done = on_begun;
     must(xfer_source_begin(source, next_version, fl_loop_now_ns(loop) + 30000000000ull, &waited,
                            &err),
