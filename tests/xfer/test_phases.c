@@ -233,6 +233,8 @@ static void an_engine_in_a_broadcast(void **state)
     static const struct way w = { "broadcast", XFER_BROADCAST, false, true };
 
     (void)state;
+    if (!casts)
+        t_skip("a rank that falls silent is the stand-in's, and there is no library of that kind here");
     nccl_patience = (struct nccl_patience){ .join_ms = 300, .late_ms = 100 };
     sweep(&w);
     nccl_patience = (struct nccl_patience){ .join_ms = 5000, .late_ms = 1000 };
@@ -411,9 +413,11 @@ int main(void)
 
     if (!rig_devices())
         return t_run("phases", host);
-    if (!fake)
+    if (path && !fake)
         return 1;
-    *(void **)&silence = dlsym(fake, "fake_nccl_silence");
-    *(void **)&casts = dlsym(fake, "fake_nccl_casts");
+    if (fake) {
+        *(void **)&silence = dlsym(fake, "fake_nccl_silence");
+        *(void **)&casts = dlsym(fake, "fake_nccl_casts");
+    }
     return t_run("phases on devices", devices);
 }
