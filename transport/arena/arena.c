@@ -10,6 +10,7 @@
 #include "transport/arena/arena_priv.h"
 
 #define MIB ((uint64_t)1 << 20)
+enum { ADDRESSES_EACH = 4 };
 #define HOST_RESERVE_LEAST (64ull << 30)
 #define HOST_RESERVE_MOST (16ull << 40)
 
@@ -42,13 +43,15 @@ const char *arena_tag_name(uint32_t tag)
 }
 
 /* ==== birth and end ==== */
-/* More addresses than memory cost nothing; a machine's memory may grow while it runs. */
+/* More addresses than memory cost nothing: what is free in holes can be had in one piece, and a
+ * machine's memory may grow while it runs. */
 static uint64_t addresses(const struct gpu_info *info)
 {
-    uint64_t host = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) * 4;
+    uint64_t host =
+        (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) * ADDRESSES_EACH;
 
     if (info->total_bytes != UINT64_MAX)
-        return info->total_bytes;
+        return info->total_bytes * ADDRESSES_EACH;
     return host < HOST_RESERVE_LEAST  ? HOST_RESERVE_LEAST
            : host > HOST_RESERVE_MOST ? HOST_RESERVE_MOST
                                       : host;

@@ -17,6 +17,7 @@ enum {
     ARENA_STREAMS = 2,
     ARENA_HOLDINGS_MAX = 65536
 };
+#define ARENA_VIEW_MOST ((uint64_t)1 << 46) /* of an import: half of the addresses of a process */
 enum chunk_state { CHUNK_NONE, CHUNK_IN, CHUNK_OUT };
 struct chunk {
     struct gpu_chunk mem;

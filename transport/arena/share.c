@@ -198,9 +198,11 @@ enum fl_status arena_import(struct arena *a, const struct arena_export *x, bool 
 {
     struct arena_view *v;
     enum fl_status st;
+    uint64_t all, grain = a->info.granularity_bytes; /* 0: of a device without chunks */
 
-    if (x->n == 0 || x->chunk_bytes == 0 || x->chunk_bytes % a->info.granularity_bytes ||
-        x->off >= x->chunk_bytes || x->bytes > x->n * x->chunk_bytes - x->off)
+    if (x->n == 0 || x->chunk_bytes == 0 || !grain || x->chunk_bytes % grain ||
+        x->off >= x->chunk_bytes || __builtin_mul_overflow(x->chunk_bytes, (uint64_t)x->n, &all) ||
+        all > ARENA_VIEW_MOST || x->bytes > all - x->off)
         return fl_fail(err, FL_INVALID,
                        "arena: import of %llu bytes at %llu of %u chunks of %llu bytes",
                        (unsigned long long)x->bytes, (unsigned long long)x->off, x->n,
@@ -210,8 +212,8 @@ enum fl_status arena_import(struct arena *a, const struct arena_export *x, bool 
         return fl_fail(err, FL_EXHAUSTED, "no memory to note %u chunks", x->n);
     *v = (struct arena_view){ .chunk_bytes = x->chunk_bytes, .off = x->off, .writable = writable };
     pthread_mutex_lock(&a->mu);
-    st = a->gpu->reserve(a->g, x->n * x->chunk_bytes, &v->base, err);
-    uint64_t reserved = st == FL_OK ? x->n * x->chunk_bytes : 0;
+    st = a->gpu->reserve(a->g, all, &v->base, err);
+    uint64_t reserved = st == FL_OK ? all : 0;
     for (uint32_t i = 0; i < x->n && st == FL_OK; i++) {
         st = a->gpu->chunk_import(a->g, x->fds[i], x->chunk_bytes, &v->chunks[i].mem, err);
         if (st == FL_OK) {
