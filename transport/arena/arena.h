@@ -15,7 +15,7 @@ struct arena;
 struct arena_opts {                   /* zeros: the defaults */
     uint64_t chunk_bytes[ARENA_TAGS]; /* by bit of the tag: 256 MiB for weights, 64 MiB else;
                                          rounded up to what the device has */
-    uint64_t reserve_bytes;           /* addresses a tag: the device's memory */
+    uint64_t reserve_bytes;           /* addresses a tag: four times the device's memory */
     const char *folder;               /* of FURLONG_KEEP_DISK */
     uint32_t wait_ms;                 /* for memory that others are giving back: 2000 */
 };
@@ -79,8 +79,10 @@ struct arena_moved { /* of one offload or onload */
  * Memory that was just given back elsewhere may come late: onload waits until the device has room,
  * at most wait_ms, and maps nothing before.
  *
- * On failure what had moved is brought back; err says when even that failed, and the tag is out
- * then. FL_EXHAUSTED  offload: no host memory, or the disk is full; onload: no device memory */
+ * On failure of an offload what had moved is brought back, and nothing was dropped; err says when
+ * even that failed, and the tag is out then. On failure of an onload a tag is in or out as a whole:
+ * arena_out(). FL_EXHAUSTED  offload: no host memory, or the disk is full; onload: no device memory
+ */
 enum fl_status arena_offload(struct arena *a, uint32_t tags, struct arena_moved *out,
                              struct fl_err *err);
 enum fl_status arena_onload(struct arena *a, uint32_t tags, struct arena_moved *out,

@@ -111,8 +111,6 @@ static enum fl_status read_parts(struct arena *a, struct region *r, struct lane 
         struct lane *l = &lanes[k % ARENA_STREAMS];
         const struct part *p = &r->parts[k];
 
-        if (r->chunks[p->chunk].state != CHUNK_IN) /* freed while it was out */
-            continue;
         if (l->busy)
             FL_TRY(a->gpu->event_sync(l->ended, err));
         FL_TRY(transfer(r->file, l->at, p->bytes, p->at, false, err));

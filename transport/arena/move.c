@@ -172,18 +172,10 @@ static enum fl_status host_back(struct arena *a, struct region *r, struct arena_
     enum fl_status st = copies_begin(a, &c, err);
 
     for (size_t k = 0; st == FL_OK && k < r->n_parts; turn++) {
-        uint32_t i = r->parts[k].chunk;
-
-        if (r->chunks[i].state == CHUNK_OUT) {
-            st = chunk_back(a, r, i, m, err);
-            if (st == FL_OK)
-                st = copy_chunk(a, r, &k, a->streams[turn % ARENA_STREAMS], false, &m->backed_bytes,
-                                err);
-            continue;
-        }
-        while (k < r->n_parts &&
-               r->parts[k].chunk == i) /* freed while it was out, or it never went */
-            k++;
+        st = chunk_back(a, r, r->parts[k].chunk, m, err);
+        if (st == FL_OK)
+            st = copy_chunk(a, r, &k, a->streams[turn % ARENA_STREAMS], false, &m->backed_bytes,
+                            err);
     }
     if (st == FL_OK)
         st = copies_end(a, &c, m, err);
@@ -191,6 +183,18 @@ static enum fl_status host_back(struct arena *a, struct region *r, struct arena_
         (void)a->gpu->sync(a->g, NULL); /* what was started ends before its memory goes again */
     copies_free(a, &c);
     return st;
+}
+
+/* What has been freed while it was out, and memory that has come in its place, have nothing in the
+ * backup. */
+static void parts_forget(struct region *r, const bool *came)
+{
+    size_t n = 0;
+
+    for (size_t k = 0; k < r->n_parts; k++)
+        if (came[r->parts[k].chunk])
+            r->parts[n++] = r->parts[k];
+    r->n_parts = n;
 }
 
 /* Everything that is out comes back, or nothing does. */
@@ -207,6 +211,7 @@ static enum fl_status region_back(struct arena *a, struct region *r, struct aren
         came[i] = r->chunks[i].state == CHUNK_OUT;
         wanted += came[i] ? r->chunk_bytes : 0;
     }
+    parts_forget(r, came);
     if (r->blocks)
         st = host_back(a, r, m, err);
     for (size_t i = 0; i < r->n_high && st == FL_OK;
@@ -408,26 +413,72 @@ static enum fl_status region_offload(struct arena *a, struct region *r, struct a
     return FL_OK;
 }
 
+static bool saves(const struct arena *a, const struct region *r)
+{
+    enum furlong_keep how = how_kept(a, r);
+
+    return how == FURLONG_KEEP_HOST || how == FURLONG_KEEP_DISK;
+}
+
+static enum fl_status bring_back(struct arena *a, uint32_t went, enum fl_status st,
+                                 struct fl_err *err)
+{
+    struct arena_moved none = { 0 };
+    struct fl_err again;
+
+    for (unsigned i = 0; i < ARENA_TAGS; i++) {
+        struct region *r = &a->regions[i];
+
+        if (!(went & 1u << i))
+            continue;
+        r->out = region_back(a, r, &none, &again) != FL_OK;
+        if (r->out)
+            (void)fl_wrap(err, st, "%s is out, and not brought back (%.60s)",
+                          arena_tag_name(1u << i), again.text);
+    }
+    return st;
+}
+
+/* First those whose content is saved, which may fail: what is only dropped cannot be brought back
+ * as it was. */
+static enum fl_status offload_tags(struct arena *a, uint32_t tags, struct arena_moved *m,
+                                   struct fl_err *err)
+{
+    enum fl_status st = FL_OK;
+    uint32_t went = 0;
+
+    for (unsigned k = 0; k < 2 * ARENA_TAGS && st == FL_OK; k++) {
+        unsigned i = k % ARENA_TAGS;
+        struct region *r = &a->regions[i];
+
+        if (r->out || !(tags & 1u << i) || saves(a, r) != (k < ARENA_TAGS))
+            continue;
+        st = region_offload(a, r, m, err);
+        if (st == FL_OK)
+            went |= 1u << i;
+        else
+            (void)fl_wrap(err, st, "of %s", arena_tag_name(1u << i));
+    }
+    return st == FL_OK ? FL_OK : bring_back(a, went, st, err);
+}
+
 enum fl_status arena_offload(struct arena *a, uint32_t tags, struct arena_moved *out,
                              struct fl_err *err)
 {
     struct arena_moved m = { 0 };
     uint64_t begin = arena_now_ns();
     enum fl_status st;
-    unsigned i = 0;
 
     pthread_mutex_lock(&a->mu);
     st = a->gpu->sync(a->g, err); /* kernels that still run must not lose their memory */
-    for (; i < ARENA_TAGS && st == FL_OK; i++)
-        if (!a->regions[i].out && (tags & 1u << i))
-            st = region_offload(a, &a->regions[i], &m, err);
+    if (st == FL_OK)
+        st = offload_tags(a, tags, &m, err);
     if (st == FL_OK)
         arena_growth_note(a, &m);
     pthread_mutex_unlock(&a->mu);
     m.wall_ns = arena_now_ns() - begin;
     if (st != FL_OK)
-        return fl_wrap(err, st, "arena: offload%s%s", i ? " of " : "",
-                       i ? arena_tag_name(1u << (i - 1)) : "");
+        return fl_wrap(err, st, "arena: offload");
     if (out)
         *out = m;
     return FL_OK;
