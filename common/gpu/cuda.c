@@ -385,6 +385,19 @@ static void cuda_ipc_close(struct gpu *g, uint64_t addr)
     (void)cu.ipc_close(addr);
 }
 
+static uint64_t cuda_left_of(struct gpu *g, uint64_t addr)
+{
+    uint64_t start = 0;
+    size_t bytes = 0;
+
+    if (cu.current(g->context) != CU_OK ||
+        cu.pointer(&start, CU_POINTER_RANGE_START, addr) != CU_OK ||
+        cu.pointer(&bytes, CU_POINTER_RANGE_SIZE, addr) != CU_OK || start > addr ||
+        bytes < addr - start)
+        return UINT64_MAX;
+    return bytes - (addr - start);
+}
+
 static enum fl_status cuda_peer(struct gpu *g, const struct gpu *other, struct fl_err *err)
 {
     int can = 0;
@@ -658,6 +671,7 @@ const struct gpu_ops gpu_cuda = {
     .ipc_get = cuda_ipc_get,
     .ipc_open = cuda_ipc_open,
     .ipc_close = cuda_ipc_close,
+    .left_of = cuda_left_of,
     .peer = cuda_peer,
     .where = cuda_where,
     .pin = cuda_pin,

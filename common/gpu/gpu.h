@@ -85,6 +85,8 @@ struct gpu_ops {
     enum fl_status (*ipc_open)(struct gpu *g, const struct gpu_handle *h, uint64_t *addr,
                                struct fl_err *err);
     void (*ipc_close)(struct gpu *g, uint64_t addr);
+    /* Bytes from addr to the end of the allocation or mapping it is in; UINT64_MAX: not said. */
+    uint64_t (*left_of)(struct gpu *g, uint64_t addr);
     enum fl_status (*peer)(struct gpu *g, const struct gpu *other,
                            struct fl_err *err); /* may read its memory */
 

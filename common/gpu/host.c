@@ -287,7 +287,9 @@ static enum fl_status fake_reserve(struct gpu *g, uint64_t bytes, uint64_t *addr
 {
     uint64_t at, skip;
 
-    (void)g;
+    if (bytes == 0 || bytes > INT64_MAX)
+        return fl_fail(err, FL_INVALID, "device %s: cannot reserve %llu bytes of addresses",
+                       g->info.uuid, (unsigned long long)bytes);
     FL_TRY(map_pages(NULL, bytes + GRANULARITY, -1, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, &at, err));
     skip = (GRANULARITY - at % GRANULARITY) % GRANULARITY;
@@ -416,13 +418,23 @@ static enum fl_status fake_ipc_open(struct gpu *g, const struct gpu_handle *h, u
         return fl_fail_errno(err, "open an IPC handle of process %d", t.pid);
     enum fl_status st = map_pages(NULL, t.bytes, fd, PROT_READ | PROT_WRITE, MAP_SHARED, &at, err);
     close(fd);
-    if (st == FL_OK)
-        st = add_block(g, at, t.bytes, -1, err);
-    if (st == FL_OK) {
-        note_seen(g, at, t.bytes, -1, true);
-        *addr = at;
+    FL_TRY(st);
+    st = add_block(g, at, t.bytes, -1, err);
+    if (st != FL_OK) {
+        munmap((void *)(uintptr_t)at, t.bytes);
+        return st;
     }
-    return st;
+    note_seen(g, at, t.bytes, -1, true);
+    *addr = at;
+    return FL_OK;
+}
+
+static uint64_t fake_left_of(struct gpu *g, uint64_t addr)
+{
+    for (const struct block *b = g->blocks; b; b = b->next)
+        if (addr >= b->addr && addr - b->addr < b->bytes)
+            return b->bytes - (addr - b->addr);
+    return UINT64_MAX;
 }
 
 static enum fl_status fake_sync(struct gpu *g, struct fl_err *err)
@@ -449,6 +461,8 @@ static enum fl_status fake_pin(struct gpu *g, uint64_t bytes, void **out, struct
     enum fl_status st = add_block(g, at, bytes, -1, err);
     if (st == FL_OK)
         *out = (void *)(uintptr_t)at;
+    else
+        munmap((void *)(uintptr_t)at, bytes);
     return st;
 }
 
@@ -592,7 +606,7 @@ static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch 
     .chunk_export = fake_chunk_export, .chunk_import = fake_chunk_import, .reserve = fake_reserve,             \
     .unreserve = fake_unreserve, .map = fake_map, .unmap = fake_unmap, .alloc = fake_alloc,                    \
     .free = drop_block, .ipc_get = fake_ipc_get, .ipc_open = fake_ipc_open, .ipc_close = drop_block,           \
-    .peer = fake_peer, .where = fake_where, .pin = fake_pin, .unpin = fake_unpin, .stream = fake_stream,                            \
+    .left_of = fake_left_of, .peer = fake_peer, .where = fake_where, .pin = fake_pin, .unpin = fake_unpin, .stream = fake_stream,                            \
     .stream_free = fake_stream_free, .stream_raw = fake_stream_raw, .raw_sync = fake_raw_sync, .stream_sync = fake_stream_sync, .stream_wait = fake_stream_wait,         \
     .event = fake_event, .event_free = fake_event_free, .event_record = fake_event_record,                     \
     .event_done = fake_event_done, .event_sync = fake_event_sync, .event_ms = fake_event_ms,                   \

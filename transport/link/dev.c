@@ -267,12 +267,12 @@ void link_dev_free(struct link_mem *mem)
 struct dev_opened {
     struct dev_opened *next;
     struct gpu_handle h;
-    uint64_t addr;
+    uint64_t addr, bytes;
     unsigned users;
 };
 
 enum fl_status dev_handle_open(struct link_dev *d, const struct gpu_handle *h, uint64_t *addr,
-                               struct fl_err *err)
+                               uint64_t *bytes, struct fl_err *err)
 {
     struct dev_opened *o;
     enum fl_status st = FL_OK;
@@ -287,6 +287,7 @@ enum fl_status dev_handle_open(struct link_dev *d, const struct gpu_handle *h, u
         if (st == FL_OK) {
             atomic_fetch_add(&handles_opened, 1);
             o->h = *h;
+            o->bytes = d->gpu->left_of(d->g, o->addr);
             o->next = d->opened;
             d->opened = o;
         } else {
@@ -296,6 +297,7 @@ enum fl_status dev_handle_open(struct link_dev *d, const struct gpu_handle *h, u
     if (st == FL_OK) {
         o->users++;
         *addr = o->addr;
+        *bytes = o->bytes;
     }
     pthread_mutex_unlock(&d->lock);
     return st;

@@ -48,9 +48,10 @@ size_t dev_stretches(const struct link_seg *segs, size_t n,
                      struct dev_stretch *out); /* n of room */
 void dev_table_free(struct link_dev *d, struct dev_table *t);
 
-/* A handle is opened once in a process, however often it comes. */
+/* A handle is opened once in a process, however often it comes. *bytes: of what is seen at *addr;
+ * UINT64_MAX: the driver does not say. */
 enum fl_status dev_handle_open(struct link_dev *d, const struct gpu_handle *h, uint64_t *addr,
-                               struct fl_err *err);
+                               uint64_t *bytes, struct fl_err *err);
 void dev_handle_close(struct link_dev *d, uint64_t addr);
 unsigned dev_handles_opened(void); /* since the start: tests count them */
 /* n chunks of descriptors, of each bytes, at addr. keep: their handles, to map them elsewhere too

@@ -130,17 +130,36 @@ static enum fl_status key_read(const struct link_key *theirs, struct ipc_key *ke
 
     if (good && chunks)
         good = key->n_chunks && key->n_chunks <= IPC_MAX_CHUNKS &&
-               key->first_chunk < key->n_chunks && key->chunk_bytes && theirs->n_fds &&
+               key->first_chunk < key->n_chunks && !key->first_chunk == !theirs->part &&
+               key->chunk_bytes && key->chunk_bytes <= IPC_CHUNK_MOST && theirs->n_fds &&
                theirs->n_fds <= key->n_chunks - key->first_chunk &&
                !__builtin_mul_overflow(key->chunk_bytes, (uint64_t)key->n_chunks, &all) &&
                key->off < all && key->bytes <= all - key->off;
     else if (good)
-        good = theirs->n_fds == 0;
+        good = theirs->n_fds == 0 && theirs->part == 0 &&
+               !__builtin_add_overflow(key->off, key->bytes, &all);
     return good ? FL_OK
-                : fl_fail(
-                      err, FL_CORRUPT,
-                      "not a key of device memory: kind %u, %llu bytes, %u chunks, %u descriptors",
-                      key->kind, (unsigned long long)key->bytes, key->n_chunks, theirs->n_fds);
+                : fl_fail(err, FL_CORRUPT,
+                          "not a key of device memory: kind %u, part %u, %llu bytes at %llu of %u "
+                          "chunks of %llu, %u descriptors",
+                          key->kind, theirs->part, (unsigned long long)key->bytes,
+                          (unsigned long long)key->off, key->n_chunks,
+                          (unsigned long long)key->chunk_bytes, theirs->n_fds);
+}
+
+/* Beyond it is nobody's: a kernel that reads there ends the whole context. */
+static enum fl_status handle_open(struct link_dev *d, const struct ipc_key *key, uint64_t *addr,
+                                  struct fl_err *err)
+{
+    uint64_t bytes;
+
+    FL_TRY(dev_handle_open(d, &key->handle, addr, &bytes, err));
+    if (key->off <= bytes && key->bytes <= bytes - key->off)
+        return FL_OK;
+    dev_handle_close(d, *addr);
+    return fl_fail(err, FL_CORRUPT, "a key for %llu bytes at %llu of an allocation of %llu",
+                   (unsigned long long)key->bytes, (unsigned long long)key->off,
+                   (unsigned long long)bytes);
 }
 
 static enum fl_status view_begin(struct ipc *k, const struct ipc_key *key, struct ipc_view *v,
@@ -150,7 +169,7 @@ static enum fl_status view_begin(struct ipc *k, const struct ipc_key *key, struc
     enum fl_status st = FL_OK;
 
     if (key->kind == IPC_HANDLE)
-        return dev_handle_open(d, &key->handle, &v->base, err);
+        return handle_open(d, key, &v->base, err);
     v->reserved_bytes = key->n_chunks * key->chunk_bytes;
     v->chunks = calloc(key->n_chunks, sizeof(*v->chunks));
     if (!v->chunks)
@@ -187,15 +206,28 @@ static enum fl_status view_new(struct ipc *k, const struct ipc_key *key, bool wr
     return FL_OK;
 }
 
+/* Keys of one memory differ in nothing but the chunk that they begin with. */
+static bool same_memory(const struct ipc_key *a, const struct ipc_key *b)
+{
+    struct ipc_key c = *a;
+
+    c.first_chunk = b->first_chunk;
+    return memcmp(&c, b, sizeof(c)) == 0;
+}
+
 static enum fl_status map_part(struct ipc *k, const struct link_key *theirs,
                                const struct ipc_key *key, struct ipc_view *v, struct fl_err *err)
 {
     if (key->kind != IPC_CHUNKS)
         return FL_OK;
-    if (key->first_chunk != v->n_mapped || key->n_chunks != v->key.n_chunks ||
-        key->chunk_bytes != v->key.chunk_bytes)
-        return fl_fail(err, FL_CORRUPT, "a key for chunk %u of %u, chunk %u of %u is next",
-                       key->first_chunk, key->n_chunks, v->n_mapped, v->key.n_chunks);
+    if (key->first_chunk != v->n_mapped || !same_memory(key, &v->key))
+        return fl_fail(
+            err, FL_CORRUPT,
+            "a key for chunk %u of %u, of %llu bytes at %llu; chunk %u of %u is next, of "
+            "%llu at %llu",
+            key->first_chunk, key->n_chunks, (unsigned long long)key->bytes,
+            (unsigned long long)key->off, v->n_mapped, v->key.n_chunks,
+            (unsigned long long)v->key.bytes, (unsigned long long)v->key.off);
     FL_TRY(dev_map_chunks(k->dev, v->base + v->n_mapped * key->chunk_bytes, theirs->fds,
                           theirs->n_fds, key->chunk_bytes, v->writable, v->chunks + v->n_mapped,
                           err));
@@ -210,13 +242,11 @@ static bool is_own_handle(const struct ipc_key *key)
     return key->kind == IPC_HANDLE && key->pid == getpid();
 }
 
-enum fl_status ipc_map(struct link *base, const struct link_key *theirs, bool writable,
-                       struct link_mem *out, struct fl_err *err)
+/* *v: NULL, or what the parts before have made. */
+static enum fl_status map_key(struct ipc *k, const struct link_key *theirs, bool writable,
+                              struct ipc_view **v, struct fl_err *err)
 {
-    struct ipc *k = container_of(base, struct ipc, base);
-    struct ipc_view *v = out->impl;
     struct ipc_key key;
-    enum fl_status st;
 
     if (k->state != IPC_OPEN)
         return fl_fail(err, FL_INVALID, "cuda_ipc: the link is not open");
@@ -224,22 +254,35 @@ enum fl_status ipc_map(struct link *base, const struct link_key *theirs, bool wr
     if (is_own_handle(&key))
         return fl_fail(err, FL_UNSUPPORTED,
                        "an IPC handle cannot be opened in the process that made it");
-    if (key.first_chunk == 0)
-        FL_TRY(view_new(k, &key, writable, &v, err));
-    else if (!v || v->magic != IPC_VIEW_MAGIC)
+    if (theirs->part == 0)
+        FL_TRY(view_new(k, &key, writable, v, err));
+    else if (!*v)
         return fl_fail(err, FL_CORRUPT, "part %u of a key whose first part is not here",
                        theirs->part);
-    st = FL_FAULT("link.map") ? fl_fail(err, FL_EXHAUSTED, "fault link.map")
-                              : map_part(k, theirs, &key, v, err);
+    return FL_FAULT("link.map") ? fl_fail(err, FL_EXHAUSTED, "fault link.map")
+                                : map_part(k, theirs, &key, *v, err);
+}
+
+enum fl_status ipc_map(struct link *base, const struct link_key *theirs, bool writable,
+                       struct link_mem *out, struct fl_err *err)
+{
+    struct ipc *k = container_of(base, struct ipc, base);
+    struct ipc_view *v = theirs->part ? out->impl : NULL;
+
+    if (v && v->magic != IPC_VIEW_MAGIC)
+        v = NULL;
+    enum fl_status st = map_key(k, theirs, writable, &v, err);
+
     if (st != FL_OK) {
-        view_drop(k->dev, v);
-        if (key.first_chunk)
+        if (v)
+            view_drop(k->dev, v);
+        if (v && theirs->part)
             *out = (struct link_mem){ 0 };
         return st;
     }
-    *out = (struct link_mem){ .addr = (void *)(uintptr_t)(v->base + key.off),
-                              .bytes = key.bytes,
-                              .chunk_bytes = key.chunk_bytes,
+    *out = (struct link_mem){ .addr = (void *)(uintptr_t)(v->base + v->key.off),
+                              .bytes = v->key.bytes,
+                              .chunk_bytes = v->key.chunk_bytes,
                               .on_device = true,
                               .impl = v };
     return FL_OK;

@@ -12,6 +12,7 @@ enum {
     IPC_TABLES = 128,     /* kept on the device: those of a plan serve every version */
     IPC_MAX_CHUNKS = 4096 /* 1 TiB in chunks of 256 MiB */
 };
+#define IPC_CHUNK_MOST ((uint64_t)64 << 30)
 enum ipc_kind { IPC_CHUNKS = 1, IPC_HANDLE = 2 };
 struct ipc_key { /* in link_key.blob */
     uint32_t magic, kind;

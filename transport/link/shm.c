@@ -146,17 +146,34 @@ static enum fl_status check_file(int fd, uint64_t bytes, struct fl_err *err)
     return FL_OK;
 }
 
+static void view_put(struct view *v)
+{
+    if (--v->users > 0)
+        return;
+    munmap(v->addr, v->bytes);
+    free(v);
+}
+
+static void shm_unmap(struct link *base, struct link_mem *theirs)
+{
+    (void)base;
+    if (theirs->impl)
+        view_put(theirs->impl);
+    *theirs = (struct link_mem){ 0 };
+}
+
 static enum fl_status shm_map(struct link *base, const struct link_key *theirs, bool writable,
                               struct link_mem *out, struct fl_err *err)
 {
     struct shm_key key;
     void *at = MAP_FAILED;
 
-    (void)base;
     memcpy(&key, theirs->blob, sizeof(key));
-    if (key.magic != KEY_MAGIC || theirs->n_fds != 1 || key.bytes == 0)
-        return fl_fail(err, FL_CORRUPT, "not a key of shared memory: %u descriptors",
-                       theirs->n_fds);
+    if (theirs->part)
+        shm_unmap(base, out);
+    if (key.magic != KEY_MAGIC || theirs->n_fds != 1 || theirs->part || key.bytes == 0)
+        return fl_fail(err, FL_CORRUPT, "not a key of shared memory: part %u, %u descriptors",
+                       theirs->part, theirs->n_fds);
     FL_TRY(check_file(theirs->fds[0], key.bytes, err));
     struct view *v = malloc(sizeof(*v));
 
@@ -175,22 +192,6 @@ static enum fl_status shm_map(struct link *base, const struct link_key *theirs, 
     *v = (struct view){ .magic = VIEW_MAGIC, .users = 1, .addr = at, .bytes = key.bytes };
     *out = (struct link_mem){ .addr = at, .bytes = key.bytes, .impl = v };
     return FL_OK;
-}
-
-static void view_put(struct view *v)
-{
-    if (--v->users > 0)
-        return;
-    munmap(v->addr, v->bytes);
-    free(v);
-}
-
-static void shm_unmap(struct link *base, struct link_mem *theirs)
-{
-    (void)base;
-    if (theirs->impl)
-        view_put(theirs->impl);
-    *theirs = (struct link_mem){ 0 };
 }
 
 static bool copy_run(const struct pull *p, size_t i, uint32_t row)

@@ -319,18 +319,26 @@ static enum fl_status tcp_share(struct link *base, const struct link_mem *mine,
     return FL_OK;
 }
 
+static void tcp_unmap(struct link *base, struct link_mem *theirs)
+{
+    (void)base;
+    free(theirs->impl); /* pulls in flight have their copy of the key */
+    *theirs = (struct link_mem){ 0 };
+}
+
 /* Nothing is mapped: addr stays NULL, and pull() knows from whom. */
 static enum fl_status tcp_map(struct link *base, const struct link_key *theirs, bool writable,
                               struct link_mem *out, struct fl_err *err)
 {
     struct tcp_view *v = malloc(sizeof(*v));
 
-    (void)base;
+    if (theirs->part)
+        tcp_unmap(base, out);
     if (!v)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a view");
     *v = (struct tcp_view){ .magic = VIEW_MAGIC };
     memcpy(&v->key, theirs->blob, sizeof(v->key));
-    if (writable || v->key.magic != TCP_KEY_MAGIC || theirs->n_fds != 0 ||
+    if (writable || v->key.magic != TCP_KEY_MAGIC || theirs->n_fds != 0 || theirs->part ||
         !memchr(v->key.addr, 0, sizeof(v->key.addr))) {
         free(v);
         return fl_fail(err, writable ? FL_UNSUPPORTED : FL_CORRUPT,
@@ -338,13 +346,6 @@ static enum fl_status tcp_map(struct link *base, const struct link_key *theirs, 
     }
     *out = (struct link_mem){ .bytes = v->key.bytes, .impl = v };
     return FL_OK;
-}
-
-static void tcp_unmap(struct link *base, struct link_mem *theirs)
-{
-    (void)base;
-    free(theirs->impl); /* pulls in flight have their copy of the key */
-    *theirs = (struct link_mem){ 0 };
 }
 
 static enum fl_status tcp_pull(struct link *base, const struct link_mem *theirs,
