@@ -16,7 +16,7 @@ size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kerne
                             ? 1
                             : (uint32_t)(KERNEL_PIECE_BYTES / (p->run_bytes ? p->run_bytes : 1));
 
-        for (uint32_t row = 0; row < p->rows; row += rows)
+        for (uint64_t row = 0; row < p->rows; row += rows)
             for (uint64_t at = 0; at < p->run_bytes; at += KERNEL_PIECE_BYTES, made++) {
                 uint64_t left = p->run_bytes - at;
                 struct kernel_piece q = *p;
@@ -25,7 +25,7 @@ size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kerne
                 q.to_off += row * p->to_step + at;
                 q.first_byte += row * p->byte_step + at;
                 q.run_bytes = left < KERNEL_PIECE_BYTES ? left : KERNEL_PIECE_BYTES;
-                q.rows = p->rows - row < rows ? p->rows - row : rows;
+                q.rows = p->rows - row < rows ? (uint32_t)(p->rows - row) : rows;
                 if (out)
                     out[made] = q;
             }

@@ -2,6 +2,7 @@
  * bit for bit */
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "kernels/digest.h"
 #include "kernels/launch.h"
@@ -245,6 +246,27 @@ static void cut_pieces_are_the_same_bytes(void **state)
     t_mem_eq(sum, want, sizeof(sum));
 }
 
+/* One column of a matrix with as many rows as a count holds. */
+static void all_rows_are_cut(void **state)
+{
+    struct kernel_piece tall = { .run_bytes = 1, .rows = UINT32_MAX, .from_step = 8, .to_step = 1 };
+    uint64_t rows = 0;
+
+    (void)state;
+    (void)alarm(20); /* a count that runs over never ends */
+    size_t n = kernel_pieces_cut(&tall, 1, KERNEL_NO_CAST, NULL);
+    struct kernel_piece *cut = malloc(n * sizeof(*cut));
+
+    t_int_eq(kernel_pieces_cut(&tall, 1, KERNEL_NO_CAST, cut), n);
+    for (size_t i = 0; i < n; i++) {
+        t_int_eq(cut[i].from_off, 8 * rows, "piece %zu", i);
+        rows += cut[i].rows;
+    }
+    t_int_eq(rows, UINT32_MAX);
+    free(cut);
+    (void)alarm(0);
+}
+
 static void plain_sees_changed_blocks(void **state)
 {
     static const uint32_t blocks[] = { 1, 2, 7, 64, 256, 4096, 100000 };
@@ -485,6 +507,7 @@ int main(void)
         cmocka_unit_test(what_is_no_number_stays_none),
         cmocka_unit_test(plain_moves_what_the_table_says),
         cmocka_unit_test(cut_pieces_are_the_same_bytes),
+        cmocka_unit_test(all_rows_are_cut),
         cmocka_unit_test(plain_sees_changed_blocks),
         cmocka_unit_test(device_moves_as_plain),
         cmocka_unit_test(device_moves_every_size_and_alignment),
