@@ -50,7 +50,7 @@ enum fl_status gpu_fake_shape(const char *word, struct fl_err *err)
 
 struct gpu_info fake_describe(size_t device)
 {
-    const char *name = getenv("FURLONG_GPU_FAKE_NAME");
+    const char *name = getenv("FURLONG_GPU_FAKE_NAME"), *vmm = getenv("FURLONG_GPU_FAKE_VMM");
     uint8_t id[16] = "furlong fake ";
     struct gpu_info out = { .ordinal = (int)device,
                             .major = shape.gb10 ? 12 : 9,
@@ -63,6 +63,10 @@ struct gpu_info fake_describe(size_t device)
                             .total_bytes = shape.gb10 ? UINT64_MAX : shape.bytes,
                             .granularity_bytes = GRANULARITY };
 
+    if (vmm && strcmp(vmm, "0") == 0) {
+        out.vmm = out.posix_fd = false;
+        out.granularity_bytes = 0;
+    }
     id[15] = (uint8_t)device;
     gpu_uuid_text(out.uuid, id);
     snprintf(out.name, sizeof(out.name), "%s",

@@ -3,7 +3,8 @@
  *
  * FURLONG_GPU=fake, fake:N or fake:gb10. As a driver does, a process sees those of
  * CUDA_VISIBLE_DEVICES alone, in that order. FURLONG_GPU_FAKE_BYTES: memory of each (default
- * 1 GiB), beyond which allocation fails; FURLONG_GPU_FAKE_NAME: of the product. With
+ * 1 GiB), beyond which allocation fails; FURLONG_GPU_FAKE_NAME: of the product;
+ * FURLONG_GPU_FAKE_VMM=0: without chunks, as virtual GPUs and WSL are. With
  * FURLONG_GPU_FAKE_DIR, a folder, processes note there what they hold: the driver's table of
  * processes, which gpu_watch_procs() reads. FURLONG_GPU_FAKE_GUARD: guard.h. */
 #pragma once

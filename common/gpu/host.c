@@ -214,6 +214,8 @@ static enum fl_status fake_chunk_create(struct gpu *g, uint64_t bytes, struct gp
 {
     int fd;
 
+    if (!g->info.vmm)
+        return fl_fail(err, FL_UNSUPPORTED, "device %s has no chunks", g->info.uuid);
     if (bytes == 0 || bytes % GRANULARITY)
         return fl_fail(err, FL_INVALID, "a chunk of %llu bytes is no multiple of %d",
                        (unsigned long long)bytes, GRANULARITY);

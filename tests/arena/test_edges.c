@@ -143,8 +143,23 @@ static void numbers_that_overflow_are_refused(void **state)
     arena_destroy(a);
 }
 
+/* A virtual GPU, or WSL. */
+static void a_device_without_chunks_is_said(void **state)
+{
+    struct arena *a = NULL;
+
+    (void)state;
+    t_refused(arena_create(gpu, info.uuid, NULL, &a, &err), FL_UNSUPPORTED, &err);
+    t_has(err.text, info.uuid);
+    t_has(err.text, "virtual memory management");
+    t_has(err.text, "host memory");
+    t_true(a == NULL);
+}
+
 int main(void)
 {
+    static const struct CMUnitTest without[] = { cmocka_unit_test(
+        a_device_without_chunks_is_said) };
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_freed_while_out_does_not_come_back),
         cmocka_unit_test(tags_go_together_or_not_at_all),
@@ -159,5 +174,5 @@ int main(void)
         return 0;
     }
     info = all[0];
-    return t_run("arena edges", tests);
+    return info.vmm ? t_run("arena edges", tests) : t_run("arena without chunks", without);
 }

@@ -74,6 +74,15 @@ enum fl_status arena_create(const struct gpu_ops *gpu, const char *uuid, const s
     }
     a->gpu = gpu;
     a->info = *gpu->info(a->g);
+    if (!a->info.vmm || !a->info.posix_fd || !a->info.granularity_bytes) {
+        st = fl_fail(err, FL_UNSUPPORTED,
+                     "arena: device %s has no %s (a virtual GPU, or WSL): no memory under fixed "
+                     "addresses, none that others can map; weights can lie in host memory",
+                     uuid, a->info.vmm ? "chunks as descriptors" : "virtual memory management");
+        gpu->close(a->g);
+        free(a);
+        return st;
+    }
     a->slots = 1;
     a->wait_ms = o->wait_ms ? o->wait_ms : ARENA_WAIT_MS;
     a->reserve_bytes = o->reserve_bytes ? o->reserve_bytes : addresses(&a->info);
@@ -85,8 +94,7 @@ enum fl_status arena_create(const struct gpu_ops *gpu, const char *uuid, const s
         r->chunk_bytes = o->chunk_bytes[i]                  ? o->chunk_bytes[i]
                          : (1u << i) == FURLONG_TAG_WEIGHTS ? 256 * MIB
                                                             : 64 * MIB;
-        r->chunk_bytes = round_up(r->chunk_bytes,
-                                  a->info.granularity_bytes ? a->info.granularity_bytes : 2 * MIB);
+        r->chunk_bytes = round_up(r->chunk_bytes, a->info.granularity_bytes);
         r->keep = content ? FURLONG_KEEP_HOST : FURLONG_KEEP_NOT;
         r->file = -1;
         (void)FL_COPY(r->folder, o->folder ? o->folder : "");

@@ -19,7 +19,8 @@ struct arena_opts {                   /* zeros: the defaults */
     const char *folder;               /* of FURLONG_KEEP_DISK */
     uint32_t wait_ms;                 /* for memory that others are giving back: 2000 */
 };
-/* uuid: of the device; of host memory "host". Opens the device. */
+/* uuid: of the device; of host memory "host". Opens the device. FL_UNSUPPORTED: it has no chunks.
+ */
 enum fl_status arena_create(const struct gpu_ops *gpu, const char *uuid, const struct arena_opts *o,
                             struct arena **out, struct fl_err *err);
 void arena_destroy(struct arena *a); /* with all its memory; NULL is fine */

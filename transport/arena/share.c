@@ -198,11 +198,11 @@ enum fl_status arena_import(struct arena *a, const struct arena_export *x, bool 
 {
     struct arena_view *v;
     enum fl_status st;
-    uint64_t all, grain = a->info.granularity_bytes; /* 0: of a device without chunks */
+    uint64_t all, grain = a->info.granularity_bytes;
 
-    if (x->n == 0 || x->chunk_bytes == 0 || !grain || x->chunk_bytes % grain ||
-        x->off >= x->chunk_bytes || __builtin_mul_overflow(x->chunk_bytes, (uint64_t)x->n, &all) ||
-        all > ARENA_VIEW_MOST || x->bytes > all - x->off)
+    if (x->n == 0 || x->chunk_bytes == 0 || x->chunk_bytes % grain || x->off >= x->chunk_bytes ||
+        __builtin_mul_overflow(x->chunk_bytes, (uint64_t)x->n, &all) || all > ARENA_VIEW_MOST ||
+        x->bytes > all - x->off)
         return fl_fail(err, FL_INVALID,
                        "arena: import of %llu bytes at %llu of %u chunks of %llu bytes",
                        (unsigned long long)x->bytes, (unsigned long long)x->off, x->n,

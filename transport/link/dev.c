@@ -181,8 +181,13 @@ enum fl_status link_dev_alloc(const char *uuid, uint64_t bytes, struct link_mem 
     uint64_t addr = 0;
 
     FL_TRY(link_dev_get(uuid, &d, err));
-    uint64_t grain = d->gpu->info(d->g)->granularity_bytes,
-             whole = ((bytes ? bytes : 1) + grain - 1) / grain * grain;
+    uint64_t grain = d->gpu->info(d->g)->granularity_bytes;
+
+    if (!grain || bytes > INT64_MAX)
+        return fl_fail(err, grain ? FL_INVALID : FL_UNSUPPORTED,
+                       "a slot of %llu bytes on device %s%s", (unsigned long long)bytes, uuid,
+                       grain ? "" : ": its driver has no virtual memory management");
+    uint64_t whole = ((bytes ? bytes : 1) + grain - 1) / grain * grain;
     uint64_t chunk = whole < CHUNK_BYTES ? whole : CHUNK_BYTES;
     uint32_t n = (uint32_t)((whole + chunk - 1) / chunk);
     struct own_slot *o = calloc(1, sizeof(*o));
