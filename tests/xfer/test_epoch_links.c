@@ -1,6 +1,7 @@
 /* Links that are slow to be quiet, and links whose both sides act. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include "tests/xfer/bucket.h"
 #include "tests/xfer/epoch_rig.h"
 #include "tests/xfer/stall_link.h"
 #include "transport/xfer/parcel.h"
@@ -194,10 +195,10 @@ static void parcels_cover_each_byte_once(void **state)
             bytes += ps.p[i].bytes;
         }
         t_int_eq(bytes, all);
-        xfer_bucket_digest(segs, n, a, true, sent);
+        bucket_digest(segs, n, a, true, sent);
         t_mem_eq(got, sent, n * 16);
         memset(got, 0, n * 16);
-        xfer_bucket_digest(segs, n, b, false, got);
+        bucket_digest(segs, n, b, false, got);
         t_mem_eq(got, sent, n * 16, "the bytes are where they belong");
         parcels_fini(&ps);
         free(a);

@@ -1,5 +1,6 @@
 #include "tests/xfer/world.h"
 #include <stdlib.h>
+#include "tests/xfer/bucket.h"
 
 void world_init(struct world *w)
 {
@@ -195,10 +196,10 @@ static void run_bucket(struct world *w, const struct xfer_plan *p, const struct 
                 memcpy(at, w->truth[segs[i].tensor] + segs[i].from_off + r * segs[i].from_step,
                        segs[i].run_bytes);
     } else {
-        xfer_bucket_pack(segs, b->n_segs, src->mem[b->from_mem], packed);
-        xfer_bucket_digest(segs, b->n_segs, src->mem[b->from_mem], true, again);
+        bucket_pack(segs, b->n_segs, src->mem[b->from_mem], packed);
+        bucket_digest(segs, b->n_segs, src->mem[b->from_mem], true, again);
     }
-    xfer_bucket_unpack(segs, b->n_segs, packed, dst->mem[b->to_mem], sums);
+    bucket_unpack(segs, b->n_segs, packed, dst->mem[b->to_mem], sums);
     if (e->link != XFER_LINK_DISK)
         t_mem_eq(sums, again, b->n_segs * sizeof(*sums),
                  "source and receiver agree on each segment");

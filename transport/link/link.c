@@ -10,14 +10,6 @@
 const struct link_ops *const link_table[] = { &link_shm, &link_cuda_ipc, &link_nccl, &link_tcp };
 const size_t link_table_n = FL_LEN(link_table);
 
-const struct link_ops *link_by_name(const char *name)
-{
-    for (size_t i = 0; i < link_table_n; i++)
-        if (strcmp(link_table[i]->name, name) == 0)
-            return link_table[i];
-    return NULL;
-}
-
 static uint64_t namespace_of(const char *path)
 {
     struct stat s;

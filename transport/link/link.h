@@ -106,23 +106,13 @@ extern const struct link_ops *const link_table[]; /* cheapest first */
 extern const size_t link_table_n;
 /* Casts of this process are near: the thread that makes them is awake then. Waits for nobody. */
 void link_casts_stir(void);
-const struct link_ops *link_by_name(const char *name); /* NULL: none */
 
 /* This process's own place: boot id, namespaces; addr as given, "" or NULL: 127.0.0.1. */
 enum fl_status link_place_here(const char *addr, struct link_place *out, struct fl_err *err);
 
-/* Host memory for slots: sealed memfds that any link can share, touched on a pool thread before they
- * are handed out (first touch runs at 1 GB/s), and kept for the next alloc of the same size. */
-struct link_pool;
-enum fl_status link_pool_create(struct fl_loop *l, uint64_t keep_bytes, struct link_pool **out,
-                                struct fl_err *err);
-/* out is written before op is back with FL_OK. The bytes of recycled memory are what they were. */
-enum fl_status link_pool_alloc(struct link_pool *p, uint64_t bytes, struct link_mem *out,
-                               struct link_op *op, struct fl_err *err);
-/* At once and untouched: for those who fill it themselves right away. */
+/* Host memory for slots: a sealed memfd that any link can share. Untouched: its first touch runs at
+ * 1 GB/s. FL_EXHAUSTED: no memory, or no descriptor. */
 enum fl_status link_mem_alloc(uint64_t bytes, struct link_mem *out, struct fl_err *err);
-void link_pool_free(struct link_pool *p, struct link_mem *mem); /* kept, or given back past keep_bytes */
-void link_mem_free(struct link_mem *mem);                       /* given back; {0} is fine             */
-int link_mem_fd(const struct link_mem *mem);                    /* of ours; stays ours                 */
-void link_pool_destroy(struct link_pool *p); /* allocs in flight come back FL_CANCELLED first */
+void link_mem_free(struct link_mem *mem);    /* {0} is fine */
+int link_mem_fd(const struct link_mem *mem); /* of ours; stays ours */
 

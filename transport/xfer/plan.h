@@ -75,12 +75,3 @@ enum fl_status xfer_part_decode(const void *image, size_t n_bytes, const uint64_
  * engine every byte of every piece is written exactly once. mine: sealed. */
 enum fl_status xfer_part_check(const struct xfer_plan *part, uint32_t member,
                                const struct xfer_manifest *mine, struct fl_err *err);
-
-/* One bucket by hand, for links that send or cast spans: gather its segments into room for
- * bucket.bytes, or spread them out again. digests: one a segment, added to; NULL: none. */
-void xfer_bucket_pack(const struct link_seg *segs, size_t n, const void *from_mem, void *packed);
-void xfer_bucket_unpack(const struct link_seg *segs, size_t n, const void *packed, void *to_mem,
-                        uint64_t (*digests)[2]);
-/* Digest of what the segments read, at the source (from true) or at the receiver; one a segment. */
-void xfer_bucket_digest(const struct link_seg *segs, size_t n, const void *mem, bool from,
-                        uint64_t (*digests)[2]);

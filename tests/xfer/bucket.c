@@ -1,5 +1,6 @@
+#include "tests/xfer/bucket.h"
 #include <string.h>
-#include "transport/xfer/plan.h"
+#include "kernels/digest.h"
 
 static void copy_run(uint64_t digest[2], const struct link_seg *s, uint32_t row, void *to,
                      const void *from)
@@ -10,7 +11,7 @@ static void copy_run(uint64_t digest[2], const struct link_seg *s, uint32_t row,
         memcpy(to, from, s->run_bytes);
 }
 
-void xfer_bucket_pack(const struct link_seg *segs, size_t n, const void *from_mem, void *packed)
+void bucket_pack(const struct link_seg *segs, size_t n, const void *from_mem, void *packed)
 {
     char *to = packed;
 
@@ -20,7 +21,7 @@ void xfer_bucket_pack(const struct link_seg *segs, size_t n, const void *from_me
                      (const char *)from_mem + segs[i].from_off + r * segs[i].from_step);
 }
 
-void xfer_bucket_unpack(const struct link_seg *segs, size_t n, const void *packed, void *to_mem,
+void bucket_unpack(const struct link_seg *segs, size_t n, const void *packed, void *to_mem,
                         uint64_t (*digests)[2])
 {
     const char *from = packed;
@@ -31,7 +32,7 @@ void xfer_bucket_unpack(const struct link_seg *segs, size_t n, const void *packe
                      (char *)to_mem + segs[i].to_off + r * segs[i].to_step, from);
 }
 
-void xfer_bucket_digest(const struct link_seg *segs, size_t n, const void *mem, bool from,
+void bucket_digest(const struct link_seg *segs, size_t n, const void *mem, bool from,
                         uint64_t (*digests)[2])
 {
     for (size_t i = 0; i < n; i++) {
