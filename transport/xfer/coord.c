@@ -48,10 +48,15 @@ static void on_again(struct fl_timer *t, uint64_t now_ns)
         m->ask(m);
 }
 
-void co_again(struct co_member *m, co_ask ask)
+void co_later(struct co_member *m, co_ask ask, uint64_t ms)
 {
     m->ask = ask;
-    fl_timer_arm_in(m->c->loop, &m->again, COORD_AGAIN_MS);
+    fl_timer_arm_in(m->c->loop, &m->again, ms);
+}
+
+void co_again(struct co_member *m, co_ask ask)
+{
+    co_later(m, ask, COORD_AGAIN_MS);
 }
 
 void co_quiet(struct co_member *m)

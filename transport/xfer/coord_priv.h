@@ -19,6 +19,7 @@ enum {
     COORD_RECONCILE_MS = 5000, /* a report is at hand; who needs longer is late */
     COORD_BEGIN_WAIT_MS = 2,   /* what is over by then needs no XFER_WAIT */
     COORD_WAIT_MS = 5000,      /* of one XFER_WAIT: well inside the lease       */
+    COORD_KEEP_MS = 5000,      /* who waits for others hears of us as often: well inside the lease */
     COORD_WATCH_MS = 10000,
     COORD_COMMIT_MS = 30000,   /* to the next step boundary                     */
     COORD_COMMIT_LEAST_MS = 2000,
@@ -157,6 +158,7 @@ struct xfer_coord {
 void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg, struct fl_bytes blob,
              uint64_t due_ns, co_heard heard);
 void co_again(struct co_member *m, co_ask ask); /* a little later */
+void co_later(struct co_member *m, co_ask ask, uint64_t ms);
 void co_quiet(struct co_member *m);             /* no call, no timer */
 void co_in(struct co_member *m, enum fl_status st, const struct fl_err *err);
 /* RECONCILE, which is answered at once, in any state. brief: without an engine's digests. */

@@ -18,6 +18,7 @@
 /* ---- STAGE: begin, then wait, until each rank has verified or failed ---- */
 
 static void ask_wait(struct co_member *m);
+static void ask_keep(struct co_member *m);
 
 /* An engine that cannot be filled now is left behind, and filled later. Held until its deadline the
  * fill would keep a begin from being granted, and what the engine waits for (its weights' memory
@@ -67,7 +68,8 @@ static void party_verify(struct xfer_coord *c, uint32_t party)
             m->phase != CO_STAGED)
             return;
     for (struct co_member *m = c->members; m; m = m->next)
-        if (!m->source && m->me.party == party && m->phase == CO_ALL_IN && !m->calling) {
+        if (!m->source && m->me.party == party && m->phase == CO_ALL_IN && m->ask != ask_verify) {
+            co_quiet(m);
             m->ask = ask_verify;
             ask_verify(m);
         }
@@ -106,6 +108,14 @@ static void note_parts(struct co_member *m, const struct wire_msg *reply)
         memcpy(m->parts, (const char *)reply->blob + m->st.manifest_bytes, m->n_parts * 24);
 }
 
+static bool is_staged_there(const struct co_member *m)
+{
+    const struct xfer_state *s = &m->st;
+
+    return s->state == RX_VERIFIED ||
+           (s->state == RX_SERVING && xfer_version_same(&s->serving, &m->c->target));
+}
+
 static void stage_settle(struct co_member *m)
 {
     struct xfer_coord *c = m->c;
@@ -117,13 +127,14 @@ static void stage_settle(struct co_member *m)
     if (xfer_epoch_cmp(&s->seen, &c->epoch) != 0) {
         fl_fail(&err, FL_STALE, "it is in epoch %u.%u now", s->seen.attempt, s->seen.seq);
         stage_failed(m, FL_STALE, &err);
-    } else if (s->state == RX_VERIFIED ||
-               (s->state == RX_SERVING && xfer_version_same(&s->serving, &c->target))) {
+    } else if (is_staged_there(m)) {
         m->phase = CO_STAGED;
+        co_later(m, ask_keep, COORD_KEEP_MS);
         co_in(m, FL_OK, NULL);
         party_verify(c, m->me.party);
     } else if (s->all_in) {
         m->phase = CO_ALL_IN;
+        co_later(m, ask_keep, COORD_KEEP_MS);
         party_verify(c, m->me.party);
     } else if (s->why.status != FL_OK || s->state == RX_ABORTING || s->state == RX_EMPTY ||
                s->state == RX_SERVING) {
@@ -167,7 +178,28 @@ static void heard_state(struct co_member *m, enum fl_status st, const struct wir
     stage_settle(m);
 }
 
-static void ask_wait(struct co_member *m)
+/* It has its part and waits for others. */
+static void heard_keep(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
+                       const struct fl_err *why)
+{
+    struct fl_err err = why ? *why : (struct fl_err){ 0 };
+
+    if (st == FL_UNREACHABLE || st == FL_AGAIN) {
+        co_again(m, m->ask);
+        return;
+    }
+    if (st == FL_OK && !co_note_state(m, reply, &err))
+        st = err.status;
+    if (st != FL_OK)
+        stage_failed(m, st, &err);
+    else if (xfer_epoch_cmp(&m->st.seen, &m->c->epoch) == 0 &&
+             (m->phase == CO_STAGED ? is_staged_there(m) : m->st.all_in))
+        co_later(m, ask_keep, COORD_KEEP_MS);
+    else
+        stage_settle(m);
+}
+
+static void wait_for(struct co_member *m, co_heard heard)
 {
     Fl__XferWait w = FL__XFER_WAIT__INIT;
     Fl__XferEpoch epoch;
@@ -180,7 +212,17 @@ static void ask_wait(struct co_member *m)
         true; /* answered earlier when more are in, so that a message can name the bucket */
     w.have_in = m->st.buckets_in;
     co_call(m, FL_XFER_WAIT, &w.base, (struct fl_bytes){ 0 }, co_due(m->c, 2 * COORD_WAIT_MS),
-            heard_state);
+            heard);
+}
+
+static void ask_wait(struct co_member *m)
+{
+    wait_for(m, heard_state);
+}
+
+static void ask_keep(struct co_member *m)
+{
+    wait_for(m, heard_keep);
 }
 
 /* ---- BEGIN to a taker ---- */
