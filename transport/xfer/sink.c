@@ -296,6 +296,8 @@ static enum fl_status give_slot_of(void *arg, const struct xfer_version *want,
     if (!s->rx.has_version || !xfer_version_same(want, &s->serving))
         return fl_fail(err, FL_INVALID, "%s does not serve version %" PRIu64, s->me.name,
                        want->number);
+    if (s->offloaded) /* since it reported: its pages may be gone */
+        return fl_fail(err, FL_AGAIN, "the weights of %s are offloaded", s->me.name);
     if (s->view.slot < 0)
         return fl_fail(err, FL_UNSUPPORTED, "%s serves from another's pages and gives none on",
                        s->me.name);

@@ -481,8 +481,19 @@ static void serve_abort(struct xfer_sink *s, struct call_req *req, const Fl__Xfe
     answer_when_due(s, req, FL_XFER_ABORT, 0, UINT32_MAX);
 }
 
-static void serve_resume(struct xfer_sink *s, struct call_req *req)
+/* Of an epoch that was begun elsewhere alone: this rank had its version already. Of an older one:
+ * the other ranks may not have flipped to what this one holds for. */
+static void serve_resume(struct xfer_sink *s, struct call_req *req, const Fl__XferResume *r)
 {
+    struct xfer_epoch e = msg_read_epoch(r->epoch);
+    struct fl_err err = { 0 };
+
+    if (xfer_epoch_cmp(&e, &s->rx.seen) < 0) {
+        fl_fail(&err, FL_STALE, "epoch %u.%u is over: %u.%u has begun at %s since", e.attempt,
+                e.seq, s->rx.seen.attempt, s->rx.seen.seq, s->me.name);
+        call_fail(req, &err);
+        return;
+    }
     if (s->held && s->rx.state == RX_SERVING) {
         s->held = s->paused = false;
         s->ops->resume(s->arg);
@@ -546,7 +557,7 @@ static void serve_now(struct xfer_sink *s, uint16_t method, struct call_req *req
         serve_abort(s, req, p);
         break;
     case FL_XFER_RESUME:
-        serve_resume(s, req);
+        serve_resume(s, req, p);
         break;
     case FL_XFER_END:
         sink_state(s, &st);

@@ -47,6 +47,7 @@ struct xfer_source {
     struct fl_task wait_back;
     struct fl_err wait_err;
     uint64_t asked, asked_number, begin_due_ns;
+    bool granted; /* but what would be written is still being read here: when that is over */
     struct fl_timer begin_late;
     uint32_t attempt_seen; /* of the driver */
     struct call_req *watch;
@@ -94,8 +95,17 @@ static unsigned next_slot(const struct xfer_source *s)
     return s->n_slots == 2 && s->has_published ? 1 - s->published_slot : 0;
 }
 
+/* Our own copy of it to a folder outlives its epoch: nothing stops a write to a slow disk. */
+static bool is_copied(const struct xfer_source *s)
+{
+    return s->give.writing && s->give.slot.mems == s->mems[next_slot(s)];
+}
+
 static void grant(struct xfer_source *s)
 {
+    s->granted = is_copied(s);
+    if (s->granted)
+        return;
     fl_timer_cancel(&s->begin_late);
     s->slot = next_slot(s);
     s->number = s->asked_number;
@@ -108,6 +118,7 @@ static void grant(struct xfer_source *s)
 
 static void refuse(struct xfer_source *s, const struct fl_err *err)
 {
+    s->granted = false;
     fl_timer_cancel(&s->begin_late);
     s->state = SRC_PUBLISHED;
     wait_over(s, err->status, err);
@@ -119,10 +130,11 @@ static void begin_on_late(struct fl_timer *t, uint64_t now_ns)
     struct fl_err err = { 0 };
 
     (void)now_ns;
-    fl_fail(&err, FL_TIMEOUT,
-            "begin of version %" PRIu64
-            " at %s: the driver did not say in time that nobody reads slot %u any more",
-            s->asked_number, s->me.name, next_slot(s));
+    fl_fail(&err, FL_TIMEOUT, "begin of version %" PRIu64 " at %s: %s slot %u%s", s->asked_number,
+            s->me.name,
+            s->granted ? "a version is still being written to its folder from"
+                       : "the driver did not say in time that nobody reads",
+            next_slot(s), s->granted ? "" : " any more");
     refuse(s, &err);
 }
 
@@ -423,6 +435,8 @@ static void give_on_written(struct delta_writer *d, enum fl_status st, const str
     if (st != FL_OK)
         s->delta_publish = 0;
     give_written(&s->give, st, d->dir, err);
+    if (s->granted)
+        grant(s);
 }
 
 static enum fl_status give_room(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err)
