@@ -1,5 +1,6 @@
 /* Whole epochs: every mode, one and two slots, one and several ranks. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include "tests/xfer/epoch_rig.h"
 
 struct mode_row {
@@ -128,12 +129,55 @@ static void nothing_to_do_is_done(void **state)
     rig_fini(&r);
 }
 
+/* Somebody tidied the shared folder, or a disk lost a block of it: an engine that has to begin at
+ * the base cannot follow. Nothing in later deltas would mend that. */
+static void a_delta_chain_that_is_broken(void **state)
+{
+    static const char *const how[] = {
+        "rm -r %s/*/weight_v000002",
+        "for f in %s/*/weight_v000002/*.safetensors; do truncate -s 100 $f; done",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < FL_LEN(how); i++) {
+        char line[600], folder[32], own[32];
+        struct rig_opts o = { .n_sources = 1, .n_engines = 2, .own_local = true };
+        struct rig r;
+
+        snprintf(folder, sizeof(folder), "broken-%zu", i);
+        snprintf(own, sizeof(own), "broken-own-%zu", i);
+        o.delta_dir = t_path(folder);
+        o.local_dir = t_path(own);
+        rig_init(&r, &o);
+        for (uint64_t v = 1; v <= 3; v++) {
+            rig_next(&r, v);
+            t_ok(rig_update(&r, XFER_DISK_DELTA, v), &r.err);
+        }
+        rig_kill(rig_engine(&r, 1, 0), true);
+        snprintf(line, sizeof(line), "rm -rf %s-1", o.local_dir);
+        t_int_eq(system(line), 0);
+        snprintf(line, sizeof(line), how[i], o.delta_dir);
+        t_int_eq(system(line), 0, "%s", line);
+        (void)rig_restart(rig_engine(&r, 1, 0));
+        rig_next(&r, 4);
+        t_true(rig_update(&r, XFER_DISK_DELTA, 4) != FL_OK, "the chain is broken");
+        rig_check(&r);
+        t_ok(rig_update(&r, XFER_DISK_DELTA, 4), &r.err); /* whole */
+        rig_check_all_serve(&r, 4);
+        rig_next(&r, 5);
+        t_ok(rig_update(&r, XFER_DISK_DELTA, 5), &r.err);
+        rig_check_all_serve(&r, 5);
+        rig_fini(&r);
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mode),
         cmocka_unit_test(a_delta_trainer_that_went_back),
         cmocka_unit_test(a_delta_is_written_once),
+        cmocka_unit_test(a_delta_chain_that_is_broken),
         cmocka_unit_test(nothing_to_do_is_done),
     };
 

@@ -163,14 +163,26 @@ void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err 
 
 /* ---- END: givers ---- */
 
+/* A version that was made from is gone from the folder, or damaged: it will be in the next update
+ * too. */
+static bool lacks_files(const struct co_member *m)
+{
+    return !m->source && m->phase == CO_FAILED && m->c->plan &&
+           m->c->plan->mode == XFER_DISK_DELTA &&
+           (m->why.status == FL_NOT_FOUND || m->why.status == FL_CORRUPT);
+}
+
 static void ask_end(struct co_member *m)
 {
     Fl__XferEnd e = FL__XFER_END__INIT;
     Fl__XferEpoch epoch;
     bool good = true;
 
-    for (const struct co_member *o = m->c->members; o; o = o->next)
+    for (const struct co_member *o = m->c->members; o; o = o->next) {
         good &= o->source || o->phase == CO_OUT || o->phase == CO_COMMITTED;
+        e.has_files_bad |= lacks_files(o);
+    }
+    e.files_bad = e.has_files_bad;
     msg_epoch(&m->c->epoch, &epoch);
     e.set = m->c->set;
     e.epoch = &epoch;

@@ -16,8 +16,16 @@ void delta_writer_init(struct delta_writer *d, const struct xfer_manifest *have,
 {
     char id[FL_SHORT];
 
-    *d = (struct delta_writer){ .have = have, .was_version = DELTA_NO_BASE, .done = done };
+    *d = (struct delta_writer){
+        .have = have, .was_version = DELTA_NO_BASE, .last = DELTA_NO_BASE, .done = done
+    };
     snprintf(d->tag, sizeof(d->tag), "%s-%u", fl_short(id, &who->id), who->attempt);
+}
+
+void delta_writer_renew(struct delta_writer *d)
+{
+    d->generation++;
+    d->was_version = d->last = DELTA_NO_BASE;
 }
 
 void delta_writer_fini(struct delta_writer *d)
@@ -108,6 +116,7 @@ static enum fl_status write_now(struct delta_writer *d, struct delta_source *src
     st = delta_write(d->dir, src, n, &o, &stats, err);
     if (st != FL_OK && st != FL_EXISTS)
         return st;
+    d->last = d->version;
     return snapshot(d, src, err);
 }
 
@@ -177,10 +186,8 @@ void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *r
     d->version = (int64_t)version;
     if (strcmp(d->root, root) != 0)
         d->was_version = DELTA_NO_BASE;
-    if (!same_bytes && d->was_version != DELTA_NO_BASE && (int64_t)version <= d->was_version) {
-        d->generation++; /* an old number with new bytes: a folder of its own, from a base */
-        d->was_version = DELTA_NO_BASE;
-    }
+    if (!same_bytes && d->last != DELTA_NO_BASE && (int64_t)version <= d->last)
+        delta_writer_renew(d); /* an old number with new bytes */
     fl_copy(d->root, sizeof(d->root), root);
     snprintf(d->dir, sizeof(d->dir), "%s/%s-%u", d->root, d->tag, d->generation);
     d->w = (struct fl_work){ .work = there && same_bytes ? nothing_to_do : writer_work,

@@ -509,6 +509,18 @@ static void serve_watch(struct xfer_source *s, struct call_req *req, const Fl__X
     fl_timer_arm_in(s->loop, &s->watch_over, m->wait_ms);
 }
 
+static void serve_end(struct xfer_source *s, struct call_req *req, const Fl__XferEnd *e)
+{
+    struct xfer_epoch epoch = msg_read_epoch(e->epoch);
+    struct xfer_state st;
+
+    if (e->files_bad && s->give.active && !s->give.writing &&
+        xfer_epoch_cmp(&epoch, &s->give.epoch) == 0)
+        delta_writer_renew(&s->delta);
+    state_of(s, &st);
+    give_end(&s->give, req, e, &st);
+}
+
 static void serve_grant(struct xfer_source *s, struct call_req *req, const Fl__XferGrant *m)
 {
     struct xfer_state st;
@@ -531,7 +543,6 @@ static void source_serve(struct port_set *set, uint16_t method, struct call_req 
 {
     struct xfer_source *s = container_of(set, struct xfer_source, set);
     const void *p = msg;
-    struct xfer_state st;
     struct fl_err err = { 0 };
     uint32_t attempt = s->attempt_seen;
 
@@ -554,7 +565,6 @@ static void source_serve(struct port_set *set, uint16_t method, struct call_req 
         call_fail(req, &err);
         return;
     }
-    state_of(s, &st);
     switch (method) {
     case FL_XFER_RECONCILE:
         serve_reconcile(s, req, p);
@@ -563,7 +573,7 @@ static void source_serve(struct port_set *set, uint16_t method, struct call_req 
         give_begin(&s->give, req, p, m);
         break;
     case FL_XFER_END:
-        give_end(&s->give, req, p, &st);
+        serve_end(s, req, p);
         break;
     case FL_XFER_WATCH:
         serve_watch(s, req, p);
