@@ -155,8 +155,18 @@ static enum fl_status strike(struct calls *c, enum fl_status st, struct fl_err *
     return FL_AGAIN;
 }
 
+/* In flight: refused now, with the reason. */
+static void give_up(struct calls *c, const struct fl_err *why)
+{
+    end(c, why);
+    while (c->first)
+        http_cancel(&c->first->http);
+}
+
 static void generate_go(struct asked *a);
 
+/* A version that was not loaded here: the server was started again under this adapter, or has
+ * another master. What it serves is nobody's answer; the next attempt loads it anew. */
 static void generate_took(struct asked *a, json_t *o, enum fl_status st, struct fl_err *err)
 {
     struct calls *c = a->calls;
@@ -182,9 +192,14 @@ static void generate_took(struct asked *a, json_t *o, enum fl_status st, struct 
         asked_out(a);
         return;
     }
+    fl_warn("generate failed why=%s", err->text);
+    if (st == FL_STALE) {
+        asked_refuse(a, FL_UNREACHABLE, err);
+        give_up(c, err);
+        return;
+    }
     if (st == FL_UNREACHABLE || st == FL_CORRUPT || st == FL_TIMEOUT || st == FL_UNSUPPORTED)
         st = strike(c, st, err);
-    fl_warn("generate failed why=%s", err->text);
     asked_refuse(a, st, err);
 }
 
@@ -353,14 +368,6 @@ enum fl_status calls_post_end(struct calls_post *p, json_t **out, struct fl_err 
 }
 
 /* ---- the server's life ---- */
-/* In flight: refused now, with the reason. */
-static void give_up(struct calls *c, const struct fl_err *why)
-{
-    end(c, why);
-    while (c->first)
-        http_cancel(&c->first->http);
-}
-
 static void on_child(void *arg, unsigned events)
 {
     struct calls *c = arg;
