@@ -10,6 +10,7 @@
 What data() and last() give is a view: torch.from_dlpack(view), numpy.asarray(view), view.pointer. Its memory is the
 plane's own: good until the next begin() of a trainer, of an engine until the commit after the next one has begun."""
 from . import _core
+from .errors import Invalid
 
 _FLOAT8 = {"torch.float8_e4m3fn": "F8_E4M3", "torch.float8_e5m2": "F8_E5M2"}
 
@@ -95,11 +96,36 @@ def _device(device, stream):
     return device
 
 
+class _Lent:
+    """Tensors that are given where they lie, and where that is: one whose storage was exchanged (p.data = ..., set_(),
+    resize_(), a sharding framework that frees what it gathered) is written elsewhere from then on, and the memory that
+    engines read would keep its old bytes under a new number."""
+
+    def __init__(self, named):
+        self._at = []
+        for name, t in named:
+            t = t.data if isinstance(t, Shard) else t
+            if hasattr(t, "data_ptr"):
+                self._at.append((name, t, t.data_ptr(), self._room(t)))
+
+    @staticmethod
+    def _room(t):
+        return t.untyped_storage().nbytes() if hasattr(t, "untyped_storage") else 0
+
+    def check(self, version):
+        for name, t, at, room in self._at:
+            now = t.data_ptr()
+            if now != at or self._room(t) < room:
+                raise Invalid(f"publish of version {version}: {name} lay at {at:#x} when it was offered in place, and "
+                              + (f"lies at {now:#x} now" if now != at else "its storage was made smaller since")
+                              + ": offer the set anew, or write into the tensor that was offered")
+
+
 class Weights:
     """One set, offered or accepted."""
 
-    def __init__(self, core):
-        self._core = core
+    def __init__(self, core, lent=()):
+        self._core, self._lent = core, _Lent(lent)
 
     @property
     def names(self):
@@ -134,6 +160,7 @@ class Weights:
 
     def publish(self, version):
         """Trainer: whole, and frozen until the next begin()."""
+        self._lent.check(version)
         self._core._publish(version)
 
     def commit(self, event):
@@ -171,7 +198,7 @@ class Plane:
                 device = t.device.index
         entries = [e if e[0] not in strided else (e[0], None, e[2] or _core_dtype(e[0], e[1]), *e[3:]) for e in _entries(named)]
         w = Weights(self._run._weights(True, set, entries, slots, fixed_addresses, stream, False, None,
-                                       _device(device, stream), in_place))
+                                       _device(device, stream), in_place), named if in_place else ())
         for name, t in strided.items():
             _copy_strided(w.data(name), t)
         return w

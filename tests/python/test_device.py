@@ -50,6 +50,46 @@ def test_memory_of_a_device():
     del x
 
 
+class Tensor:
+    """As torch's, as far as offer() looks."""
+
+    def __init__(self, view):
+        self.view, self.shape, self.room = view, view.shape, view.nbytes
+
+    def __dlpack__(self):
+        return self.view.__dlpack__()
+
+    def data_ptr(self):
+        return self.view.pointer
+
+    def untyped_storage(self):
+        return type("Storage", (), {"nbytes": lambda _: self.room})()
+
+
+def test_a_tensor_that_went_elsewhere_is_not_published():
+    make = lambda: run.arena.empty((8,), "F32", "weights", device=0)
+    x = Tensor(make())
+    w = run.weights.offer({"x": (x.view.pointer, "F32", (8,))}, set="by pointer", in_place=True)
+    w.publish(1)
+    w.drop()
+    w = run.weights.offer({"x": x}, set="own", in_place=True)
+    w.publish(1)
+    w.begin(2)
+    was, x.view = x.view, make()  # x.data = ...
+    for part in ("lies at", "made smaller"):
+        try:
+            w.publish(2)
+            raise AssertionError("old bytes under a new number")
+        except furlong.Invalid as e:
+            assert "x lay at" in str(e) and part in str(e), e
+        x.view, x.room = was, 0  # x.untyped_storage().resize_(0)
+    x.room = was.nbytes
+    w.publish(2)
+    assert w.version == 2
+    w.drop()
+    del was, x
+
+
 def test_where_weights_lie_is_said():
     w = run.weights.offer({"x": (b"12345678", "F32", (2,))}, set="one", device=0, slots=1)
     assert bytes(memoryview(w.data("x")).cast("B")) == b"12345678"

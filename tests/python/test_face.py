@@ -266,6 +266,36 @@ def test_the_run_is_left_at_exit():
         raises(furlong.Cancelled, "ended", lambda: g.member(0))
 
 
+def test_the_run_is_left_under_a_begin():
+    """A thread waits without limit for what nobody grants: the process ends, and is not killed for it."""
+    with workers("trainer", role="trainer") as t:
+        with workers("engine") as e:
+            t.ask_all("train", {"version": 1}, budget=60)
+            run.update(t, e, 1, budget=60)
+        t.ask_all("stuck", {"version": 2}, budget=20)  # the engines have ended, and who coordinates them
+        wait_for("it ends", lambda: t.member(0)["state"] == "ended")
+        assert t.member(0)["why"] == "exit code 0", t.member(0)
+
+
+def test_nothing_is_dropped_under_a_thread():
+    w = run.weights.offer({"x": ("F32", (64 << 20,))}, set="large", slots=1)
+    view = w.data("x")  # with it, and nobody inside, drop() is Invalid
+    side = threading.Thread(target=w.publish, args=(1,))
+    refused = 0
+    side.start()
+    while side.is_alive():
+        try:
+            w.drop()
+        except furlong.Again:
+            refused += 1
+        except furlong.Invalid:
+            continue
+    side.join()
+    assert refused and w.version == 1, refused
+    del view
+    w.drop()
+
+
 def test_what_is_watched():
     run.metric("perf/x", 1.5)
     run.progress(3, 10)

@@ -2,9 +2,7 @@
 
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 struct py_op *op_new(size_t size, void (*work)(struct py_op *), void (*fini)(struct py_op *))
 {
@@ -112,8 +110,7 @@ int op_run(struct py_run *r, struct py_op *op)
     int rc = 0;
 
     op_sweep(adrift);
-    /* Signals reach Python code in the main thread alone: others wait in the library itself. */
-    if (syscall(SYS_gettid) != getpid() || !thread_start(op)) {
+    if (!thread_start(op)) {
         Py_BEGIN_ALLOW_THREADS op->work(op);
         Py_END_ALLOW_THREADS return 0;
     }

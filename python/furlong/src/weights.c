@@ -16,7 +16,7 @@ struct py_weights {
     struct py_child child;
     struct furlong_weights *w; /* NULL: dropped */
     struct shape_row *rows;
-    Py_ssize_t n, views;
+    Py_ssize_t n, views, turns; /* turns: begin(), publish() and commit() that are inside the library */
     PyObject *index; /* name: number */
     PyObject *lent; /* the tensors that are given where they lie */
     bool offered;
@@ -224,6 +224,7 @@ static PyObject *weights_version(PyObject *self, PyObject *none)
 /* ---- the trainer's calls, and the engine's ---- */
 struct turn_op {
     struct py_op op;
+    struct py_weights *of;
     struct furlong_weights *w;
     uint64_t version;
     uint32_t budget_ms;
@@ -238,6 +239,11 @@ static void turn_work(struct py_op *op)
                         : furlong_weights_begin(t->w, t->version, t->budget_ms, &op->err);
 }
 
+static void turn_fini(struct py_op *op)
+{
+    ((struct turn_op *)op)->of->turns--;
+}
+
 static PyObject *turn(struct py_weights *s, uint64_t version, uint32_t budget_ms, bool publish)
 {
     struct turn_op *t;
@@ -245,10 +251,12 @@ static PyObject *turn(struct py_weights *s, uint64_t version, uint32_t budget_ms
 
     if (!held(s) || !run_enter(s->run))
         return NULL;
-    t = OP_NEW(struct turn_op, turn_work, NULL);
+    t = OP_NEW(struct turn_op, turn_work, turn_fini);
     if (t) {
         Py_INCREF((PyObject *)s);
         t->op.keep = (PyObject *)s;
+        t->of = s;
+        s->turns++;
         t->w = s->w;
         t->version = version;
         t->budget_ms = budget_ms;
@@ -302,8 +310,10 @@ static PyObject *weights_commit(PyObject *self, PyObject *event)
     c = event_take(event, &r);
     if (!c)
         return NULL;
+    s->turns++;
     Py_BEGIN_ALLOW_THREADS st = furlong_weights_commit(s->w, c, &err);
-    Py_END_ALLOW_THREADS run_exit(r);
+    Py_END_ALLOW_THREADS s->turns--;
+    run_exit(r);
     if (st == FL_OK)
         Py_RETURN_NONE;
     event_put_back(event, c); /* it is another's: still to be answered */
@@ -318,6 +328,8 @@ static PyObject *weights_drop(PyObject *self, PyObject *none)
     (void)none;
     if (!w)
         Py_RETURN_NONE;
+    if (s->turns) /* it would go under that thread, or under one that Ctrl-C gave up */
+        return core_fail(FL_AGAIN, "drop: begin(), publish() or commit() of these weights is under way");
     if (s->views)
         return core_fail(FL_INVALID, "drop: %zd views of these weights are still held", s->views);
     if (!run_enter(s->run))
