@@ -317,8 +317,6 @@ static int run(struct train *t, const struct fl_opts *o)
         (void)rmdir(t->run_dir); /* goes only if nothing was written */
         return rc;
     }
-    for (unsigned i = 0; i < t->flags.n_notes; i++)
-        fprintf(stderr, "%s\n", t->flags.notes[i]);
     fprintf(stderr, "job %s on %s%s, recorded in %s\n", id, c.url, t->n_own ? " (private)" : "", t->run_dir);
     how.n_own = t->n_own;
     (void)fl_path(logs, NULL, "%s/logs", t->run_dir); /* made a moment ago: it is not too long */

@@ -48,9 +48,11 @@ def test_every_way_gives_the_same_weights():
     with place() as p:
         for name, flags in WAYS.items():
             run = Run(p, *SMALL, *flags, name=name.replace(" ", "-").replace(",", ""))
-            run.go()
+            r = run.go()
             got = run.digests()
             assert len(got) == 3, (name, got)
+            turned = (r.out + r.err).count("turns --colocate on")
+            assert turned == (name == "colocated, peak on the device"), f"{name}: said {turned} times\n{r}"
             first = first or (name, got)
             assert got == first[1], f"{name} differs from {first[0]}: {got} and {first[1]}"
         assert p.left_behind() == []
