@@ -209,6 +209,7 @@ static void p76_no_room_for_a_second_slot(void **state)
     plane_update(&p, 0, "copy", 2);
     plane_write(&p, 1);
     t_true(furlong_update(p.trainers, p.engines, &how, &r, &err) != FL_OK);
+    printf("# no room: %s\n", err.text);
     t_has(err.text, "one slot saves 401 KiB");
     plane_serves(&p, 0, 0);
     plane_update(&p, 1, "copy", 2);

@@ -94,6 +94,7 @@ static void p76_no_room_keeps_the_old_version(void **state)
     struct t_hog *h = t_hog_leave(rig_uuid(rig_engine(&r, 0, 0)), 0);
 
     t_true(rig_update(&r, XFER_COPY, 3) != FL_OK);
+    printf("# no room: %s\n", r.rep.first_left_behind.text);
     t_has(r.rep.first_left_behind.text, "with one slot");
     rig_check_all_serve(&r, 2);
     t_hog_end(h);
@@ -331,8 +332,11 @@ int main(void)
     void *fake = path ? dlopen(path, RTLD_NOW) : NULL;
 
     if (!rig_devices() || setenv("FURLONG_GPU_FAKE_BYTES", "128g", 0) != 0 ||
-        (!fake && !t_on_cuda()))
+        (!fake && !t_on_cuda())) {
+        fprintf(stderr, "test_epoch_devices: wants RIG_DEVICES=same, two or three and, on a fake "
+                        "device, FURLONG_NCCL: the library that stands in for NCCL\n");
         return 1;
+    }
     if (fake) {
         *(void **)&silence = dlsym(fake, "fake_nccl_silence");
         *(void **)&casts = dlsym(fake, "fake_nccl_casts");

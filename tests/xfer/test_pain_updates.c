@@ -500,8 +500,9 @@ static void disagreeing_models(void **state)
     static const struct {
         const char *how, *source, *engine;
     } rows[] = {
-        { "shape", "embed f32 [96, 64]", "embed f32 [64, 64]" },
-        { "dtype", "layer.down bf16 [64, 160]", "layer.down f16 [64, 160]" },
+        { "shape", "source has embed f32 [96, 64]", "engine rank 1 wants embed f32 [64, 64]" },
+        { "dtype", "source has layer.down bf16 [64, 160]",
+          "engine rank 1 wants layer.down f16 [64, 160]" },
         { "name", "engines want embedding f32 [96, 64]", "which no source has" },
         { "layout", "engine 1: its ranks together want", "of embed" },
     };
@@ -514,6 +515,7 @@ static void disagreeing_models(void **state)
         (void)rig_restart(rig_engine(&r, 1, 0));
         rig_next(&r, 2);
         t_int_eq(rig_update(&r, XFER_P2P, 2), FL_INVALID, "%s", bend_how);
+        printf("# %s: %s\n", bend_how, r.err.text);
         t_has(r.err.text, rows[i].source);
         t_has(r.err.text, rows[i].engine);
         t_int_eq(r.rep.bytes, 0, "before any byte moved");
@@ -564,6 +566,7 @@ static void another_way(const char *how, const char *why)
     rig_bring(&r, XFER_P2P, 2);
     rig_next(&r, 3);
     t_int_eq(rig_update(&r, XFER_COPY, 3), FL_UNREACHABLE, "a mode that has no other way");
+    printf("# %s: %s\n", bend_how, r.err.text);
     t_has(r.err.text, "no link for copy reaches");
     t_has(r.err.text, why);
     rig_check_all_serve(&r, 2);
@@ -646,6 +649,7 @@ static void p113_nccl_that_differs_is_refused_with_both(void **state)
         uint64_t from = fl_clock_boot_ns();
 
         t_int_eq(rig_update(&r, XFER_BROADCAST, 1), FL_UNREACHABLE);
+        printf("# %s: %s\n", bend_how, r.err.text);
         t_true(fl_clock_boot_ns() - from < 5000000000ull);
         t_has(r.err.text, rows[i].a);
         t_has(r.err.text, rows[i].b);

@@ -49,7 +49,7 @@ static bool ipc_reaches(const struct link_place *a, const struct link_place *b,
     else if (!(a->vmm_fd && b->vmm_fd) && !(a->legacy_ipc && b->legacy_ipc))
         fl_fail(why_not, FL_UNSUPPORTED,
                 "device %s shares memory between processes neither by descriptor nor by handle: "
-                "the probe of %s tried both (a container without the right to)",
+                "the probe of %s tried both; a container may lack --ipc=host",
                 a->gpu_uuid, a->addr);
     else if (!may_read(a, b))
         fl_fail(why_not, FL_UNSUPPORTED,

@@ -144,10 +144,9 @@ static enum fl_status uncovered(const struct planner *pl, uint32_t t, const stru
     };
 
     plan_why_not(&g, pl->links, pl->n_links, &w);
-    return fl_fail(pl->err, FL_UNREACHABLE,
-                   "no link for %s reaches engine rank %u (%s) from a source of [%s] of %s",
-                   xfer_mode_name(pl->in->mode), pl->engine, ways[0] ? ways : "there is none",
-                   where, line);
+    return fl_fail(pl->err, FL_UNREACHABLE, "no link for %s reaches engine rank %u with %.60s: %s",
+                   xfer_mode_name(pl->in->mode), pl->engine, tensor->name,
+                   ways[0] ? ways : "there is none");
 }
 
 /* Brings one box of a piece from as few sources as it takes. */

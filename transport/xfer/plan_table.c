@@ -12,8 +12,10 @@
 
 struct entry {
     const struct xfer_tensor *by_source, *by_engine; /* as first met on each side; NULL: not yet */
-    const struct xfer_tensor *differs;               /* met later, and not the same */
-    uint32_t next;                                   /* guess: what followed it in a manifest */
+    const struct xfer_tensor *differs;               /* met later, and not the same; by: */
+    uint32_t differs_rank;
+    bool source_differs;
+    uint32_t next; /* guess: what followed it in a manifest */
     uint64_t hash;
 };
 struct building {
@@ -77,7 +79,7 @@ static uint32_t find_or_add(struct building *b, const struct xfer_tensor *t)
 }
 
 static bool take_manifest(struct building *b, const struct xfer_manifest *m, bool is_source,
-                          uint32_t *map)
+                          uint32_t rank, uint32_t *map)
 {
     uint32_t last = NOWHERE;
 
@@ -94,8 +96,11 @@ static bool take_manifest(struct building *b, const struct xfer_manifest *m, boo
 
         const struct xfer_tensor *known = entry_tensor(e);
 
-        if (known && !e->differs && !same_shape(known, t))
+        if (known && !e->differs && !same_shape(known, t)) {
             e->differs = t;
+            e->differs_rank = rank;
+            e->source_differs = is_source;
+        }
         if (is_source && !e->by_source)
             e->by_source = t;
         if (!is_source && !e->by_engine)
@@ -126,13 +131,11 @@ static enum fl_status check_entry(const struct entry *e, struct fl_err *err)
     if (!w)
         return fl_fail(err, FL_INVALID, "sources have %s, which no engine wants",
                        xfer_tensor_line(s, a, sizeof(a)));
-    if (e->differs && same_shape(s, w)) /* two of one side disagree */
-        return fl_fail(err, FL_INVALID, "one manifest says %s, another %s",
-                       xfer_tensor_line(s, a, sizeof(a)),
-                       xfer_tensor_line(e->differs, b, sizeof(b)));
     if (e->differs)
-        return fl_fail(err, FL_INVALID, "source has %s, engine wants %s",
-                       xfer_tensor_line(s, a, sizeof(a)), xfer_tensor_line(w, b, sizeof(b)));
+        return fl_fail(err, FL_INVALID, "source has %s, %s rank %u %s %s",
+                       xfer_tensor_line(s, a, sizeof(a)), e->source_differs ? "source" : "engine",
+                       e->differs_rank, e->source_differs ? "has" : "wants",
+                       xfer_tensor_line(e->differs, b, sizeof(b)));
     return FL_OK;
 }
 
@@ -180,11 +183,12 @@ enum fl_status plan_table_make(const struct xfer_plan_in *in, struct plan_table 
     bool ok = (out->map = calloc(n + 1, sizeof(*out->map))) != NULL;
 
     for (size_t m = 0; m < n && ok; m++) {
-        const struct xfer_manifest *man =
-            m < in->n_sources ? &in->sources[m] : &in->engines[m - in->n_sources];
+        bool is_source = m < in->n_sources;
+        size_t rank = is_source ? m : m - in->n_sources;
+        const struct xfer_manifest *man = is_source ? &in->sources[rank] : &in->engines[rank];
 
         out->map[m] = malloc((man->n_tensors + 1) * sizeof(*out->map[m]));
-        ok = out->map[m] && take_manifest(&b, man, m < in->n_sources, out->map[m]);
+        ok = out->map[m] && take_manifest(&b, man, is_source, (uint32_t)rank, out->map[m]);
     }
     enum fl_status st =
         ok ? finish(&b, in, out, err)
