@@ -2,8 +2,8 @@
  * twin of each
  *
  * A piece is rows runs of one tensor. from and to count from the two bases of the launch, so that a
- * table of pieces is made and uploaded once for a plan and used for every version and either slot.
- */
+ * table of pieces is made and uploaded once for a plan and used for every version and either
+ * slot. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -22,8 +22,8 @@ size_t kernel_pieces_cut(const struct kernel_piece *pieces, size_t n, enum kerne
 
 /* With a cast, first_byte, run_bytes, to_* and byte_step count bytes of the result and are even,
  * from_* count bytes of the 32-bit source and are multiples of 4, as the addresses of such tensors
- * are. to NULL, without a cast: digests alone. digests: two lanes a tensor, added to; NULL: none. Round to nearest, ties to even, NaN stays
- * NaN. */
+ * are. to NULL, without a cast: digests alone. digests: two lanes a tensor, added to; NULL: none.
+ * Round to nearest, ties to even, NaN stays NaN. */
 void kernel_move(const struct kernel_piece *pieces, size_t n, const void *from, void *to,
                  uint64_t (*digests)[2], enum kernel_cast cast);
 

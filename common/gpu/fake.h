@@ -16,8 +16,8 @@ struct fake_stream {
     void (*begins)(void), (*ends)(void);
 };
 
-/* What the machine has, for daemons; CUDA_VISIBLE_DEVICES does not count. *n: room in, count out.
- */
+/* What the machine has, for daemons; CUDA_VISIBLE_DEVICES does not count. *n: room in, count
+ * out. */
 enum fl_status gpu_fake_list(struct gpu_info *out, size_t *n, struct fl_err *err);
 /* What this process sees. */
 enum fl_status gpu_fake_visible(struct gpu_info *out, size_t *n, struct fl_err *err);

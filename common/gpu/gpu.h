@@ -54,17 +54,17 @@ struct gpu_ops {
     enum fl_status (*memory)(struct gpu *g, uint64_t *free_bytes, uint64_t *total_bytes,
                              struct fl_err *err);
 
-    enum fl_status (*sync)(
-        struct gpu *g, struct fl_err *err); /* waits for all that this process gave the device */
+    /* waits for all that this process gave the device */
+    enum fl_status (*sync)(struct gpu *g, struct fl_err *err);
 
     /* Chunks are born exportable: the kind of handle cannot be added later. bytes: a multiple of
      * the granularity. */
     enum fl_status (*chunk_create)(struct gpu *g, uint64_t bytes, struct gpu_chunk *out,
                                    struct fl_err *err);
-    void (*chunk_release)(struct gpu *g,
-                          struct gpu_chunk *c); /* lives on while mapped or imported anywhere */
-    uint64_t (*chunk_held)(struct gpu *g,
-                           const struct gpu_chunk *c); /* bytes of memory that it takes now */
+    /* lives on while mapped or imported anywhere */
+    void (*chunk_release)(struct gpu *g, struct gpu_chunk *c);
+    /* bytes of memory that it takes now */
+    uint64_t (*chunk_held)(struct gpu *g, const struct gpu_chunk *c);
     enum fl_status (*chunk_export)(struct gpu *g, const struct gpu_chunk *c, int *fd,
                                    struct fl_err *err);
     enum fl_status (*chunk_import)(struct gpu *g, int fd, uint64_t bytes, struct gpu_chunk *out,
@@ -87,10 +87,11 @@ struct gpu_ops {
     void (*ipc_close)(struct gpu *g, uint64_t addr);
     /* Bytes from addr to the end of the allocation or mapping it is in; UINT64_MAX: not said. */
     uint64_t (*left_of)(struct gpu *g, uint64_t addr);
-    enum fl_status (*peer)(struct gpu *g, const struct gpu *other,
-                           struct fl_err *err); /* may read its memory */
+    /* may read its memory */
+    enum fl_status (*peer)(struct gpu *g, const struct gpu *other, struct fl_err *err);
 
-    /* Where memory of this process lies that anybody may have allocated. FL_NOT_FOUND: on no device. */
+    /* Where memory of this process lies that anybody may have allocated. FL_NOT_FOUND: on no
+     * device. */
     enum fl_status (*where)(uint64_t addr, struct gpu_where *out, struct fl_err *err);
 
     /* Pinned host memory, every page of it there. Slow to make (half a second a GiB): once, and
@@ -102,7 +103,8 @@ struct gpu_ops {
     void (*stream_free)(struct gpu_stream *s);
     enum fl_status (*stream_sync)(struct gpu_stream *s, struct fl_err *err);
     void *(*stream_raw)(struct gpu_stream *s); /* the driver's own, for NCCL */
-    enum fl_status (*raw_sync)(struct gpu *g, void *raw, struct fl_err *err); /* of somebody else's stream */
+    /* of somebody else's stream */
+    enum fl_status (*raw_sync)(struct gpu *g, void *raw, struct fl_err *err);
     enum fl_status (*stream_wait)(struct gpu_stream *s, struct gpu_event *e, struct fl_err *err);
     enum fl_status (*event)(struct gpu *g, struct gpu_event **out, struct fl_err *err);
     void (*event_free)(struct gpu_event *e);
@@ -126,7 +128,8 @@ extern const struct gpu_ops gpu_cuda, gpu_none, gpu_fake, gpu_host;
 /* FURLONG_GPU=cuda|none|host|fake|fake:gb10|fake:N (N devices); unset: cuda where a driver is, else
  * none. The choice is made once. FL_INVALID: another word. */
 enum fl_status gpu_pick(const struct gpu_ops **out, struct fl_err *err);
-/* Can memory of this process be a device's? Does not start a driver: a host program must not pay for one. */
+/* Can memory of this process be a device's? Does not start a driver: a host program must not pay
+ * for one. */
 bool gpu_in_use(void);
 /* What kernels/ brings, noted once before the first launch: the device code that the driver picks
  * from (NULL: a build without a CUDA compiler), and the plain C twins that the fake and the host

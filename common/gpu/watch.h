@@ -40,11 +40,11 @@ enum fl_status gpu_watch_used(struct gpu_watch *w, const char *uuid, uint64_t *u
 enum fl_status gpu_watch_slowed(struct gpu_watch *w, const char *uuid, bool *slowed,
                                 struct fl_err *err);
 
-/* Who has the device open for computing. *n: room in, count out; more than there is room for are left
- * out. Any thread, beside the one of the others. FL_UNSUPPORTED: not told. */
+/* Who has the device open for computing. *n: room in, count out; more than there is room for are
+ * left out. Any thread, beside the one of the others. FL_UNSUPPORTED: not told. */
 enum fl_status gpu_watch_procs(struct gpu_watch *w, const char *uuid, struct gpu_proc *out,
                                size_t *n, struct fl_err *err);
 
-/* How busy each of them kept the device since the last call for it (at the first: in the last second), into sm_pct. One
- * thread at a time. What the driver does not say is -1. */
+/* How busy each of them kept the device since the last call for it (at the first: in the last
+ * second), into sm_pct. One thread at a time. What the driver does not say is -1. */
 void gpu_watch_busy(struct gpu_watch *w, const char *uuid, struct gpu_proc *procs, size_t n);

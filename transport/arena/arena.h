@@ -19,13 +19,13 @@ struct arena_opts {                   /* zeros: the defaults */
     const char *folder;               /* of FURLONG_KEEP_DISK */
     uint32_t wait_ms;                 /* for memory that others are giving back: 2000 */
 };
-/* uuid: of the device; of host memory "host". Opens the device. FL_UNSUPPORTED: it has no chunks.
- */
+/* uuid: of the device; of host memory "host". Opens the device. FL_UNSUPPORTED: it has no
+ * chunks. */
 enum fl_status arena_create(const struct gpu_ops *gpu, const char *uuid, const struct arena_opts *o,
                             struct arena **out, struct fl_err *err);
 void arena_destroy(struct arena *a); /* with all its memory; NULL is fine */
-const char *arena_tag_name(
-    uint32_t tag); /* "weights", "kv_cache", "cuda_graph", "optimizer", "default" */
+/* "weights", "kv_cache", "cuda_graph", "optimizer", "default" */
+const char *arena_tag_name(uint32_t tag);
 
 /* ---- memory ---- */
 enum {
@@ -38,15 +38,16 @@ enum {
  * FL_EXHAUSTED  err says what is held here and what one slot, or a smaller kv_cache, would save */
 enum fl_status arena_alloc(struct arena *a, uint32_t tag, uint64_t bytes, uint32_t flags,
                            void **out, struct fl_err *err);
-void arena_free(struct arena *a,
-                void *p); /* also while its tag is out; what is not of this arena is passed over */
+/* also while its tag is out; what is not of this arena is passed over */
+void arena_free(struct arena *a, void *p);
 /* Until all that this process gave the device has run: before memory is freed that it may use. */
 enum fl_status arena_wait(struct arena *a, struct fl_err *err);
 /* The same for one stream, the driver's own (CUstream); NULL: as arena_wait(). */
 enum fl_status arena_wait_stream(struct arena *a, void *stream, struct fl_err *err);
 /* What the device still has; UINT64_MAX: it does not say (integrated devices). */
 uint64_t arena_left_bytes(struct arena *a);
-/* The chunks that hold those bytes: their addresses, and the tag. false: not all of it is of this arena. */
+/* The chunks that hold those bytes: their addresses, and the tag. false: not all of it is of this
+ * arena. */
 struct arena_chunks {
     uint64_t start, end;
     uint32_t tag;
@@ -64,8 +65,8 @@ enum fl_status arena_keep(struct arena *a, uint32_t tags, enum furlong_keep how,
 bool arena_drops(struct arena *a, uint32_t tag);
 
 struct arena_moved { /* of one offload or onload */
-    uint64_t
-        setup_ns; /* spent in mapping, unmapping, making and giving back memory, opening files   */
+    /* spent in mapping, unmapping, making and giving back memory, opening files */
+    uint64_t setup_ns;
     uint64_t copy_ns; /* the copies' own time, from the first to the last; runs beside the set-up */
     uint64_t wall_ns; /* the whole call */
     uint64_t dropped_bytes, kept_bytes, backed_bytes,
@@ -82,8 +83,8 @@ struct arena_moved { /* of one offload or onload */
  *
  * On failure of an offload what had moved is brought back, and nothing was dropped; err says when
  * even that failed, and the tag is out then. On failure of an onload a tag is in or out as a whole:
- * arena_out(). FL_EXHAUSTED  offload: no host memory, or the disk is full; onload: no device memory
- */
+ * arena_out().
+ * FL_EXHAUSTED  offload: no host memory, or the disk is full; onload: no device memory */
 enum fl_status arena_offload(struct arena *a, uint32_t tags, struct arena_moved *out,
                              struct fl_err *err);
 enum fl_status arena_onload(struct arena *a, uint32_t tags, struct arena_moved *out,
@@ -140,7 +141,7 @@ struct arena_holding {
     uint32_t tag;
     uint64_t bytes;
 };
-size_t arena_holders(struct arena *a, struct arena_holding *out,
-                     size_t room); /* a line a holder and tag; how many */
+/* a line a holder and tag; how many */
+size_t arena_holders(struct arena *a, struct arena_holding *out, size_t room);
 
 FL_AUTO_DEFINE(arena)

@@ -11,8 +11,8 @@ enum {
     ARENA_SMALL_ALIGN = 4096,
     ARENA_BIG = 2 << 20, /* from here on aligned to it                                        */
     ARENA_BLOCK_BYTES = 32 << 20, /* of the pinned pool, and the longest copy: 0.6 ms at 55 GB/s */
-    ARENA_GAP_BYTES =
-        64 << 10,      /* free bytes between used ones that are copied along: a copy is 6 us */
+    /* free bytes between used ones that are copied along: a copy is 6 us */
+    ARENA_GAP_BYTES = 64 << 10,
     ARENA_FLIGHT = 16, /* chunks whose copies are under way at a time                       */
     ARENA_STREAMS = 2,
     ARENA_HOLDINGS_MAX = 65536
@@ -93,8 +93,8 @@ struct arena {
         bool noted;
     } growth;
 };
-/* room.c: until so many bytes are free on the device, or wait_ms are over; FL_EXHAUSTED: err says who holds them.
- * Where the device does not say, there is room. */
+/* room.c: until so many bytes are free on the device, or wait_ms are over; FL_EXHAUSTED: err says
+ * who holds them. Where the device does not say, there is room. */
 enum fl_status arena_room_wait(struct arena *a, uint64_t bytes, struct fl_err *err);
 void arena_growth_note(struct arena *a, struct arena_moved *m);
 struct fl_str;

@@ -17,12 +17,14 @@ struct link_pages {               /* link_mem.impl of device memory */
     const int *fds; /* of each chunk, exported once; the owner's, until the memory goes */
     uint64_t off;   /* of the memory in the first chunk */
     const struct gpu_chunk *chunks; /* the same as this process has them; NULL: by fds */
-    bool staged;    /* addresses that no other process can map: peers are given copies, a bucket at a time */
+    /* addresses that no other process can map: peers are given copies, a bucket at a time */
+    bool staged;
 };
 const struct link_pages *link_pages_of(const struct link_mem *mem); /* NULL: host memory */
 
-/* Work of this process is about to come: a device that several processes use changes from one to the
- * other in 130 us (H200), and does it while messages are under way. Waits for nobody; not open: nothing. */
+/* Work of this process is about to come: a device that several processes use changes from one to
+ * the other in 130 us (H200), and does it while messages are under way. Waits for nobody; not open:
+ * nothing. */
 void link_dev_stir(const char *uuid);
 /* A slot of our own on a device: chunks that any peer can map. Opens the device.
  * FL_EXHAUSTED: err says what the device has left and what one slot would save. */
@@ -31,12 +33,13 @@ enum fl_status link_dev_alloc(const char *uuid, uint64_t bytes, struct link_mem 
 void link_dev_free(struct link_mem *mem); /* {0} is fine */
 /* Memory that somebody else allocated there (cudaMalloc, PyTorch): shared by handle, else staged.
  * The description is freed by link_dev_free(), the memory is not. */
-enum fl_status link_dev_staged(const char *uuid, uint64_t addr, uint64_t bytes, struct link_mem *out,
-                               struct fl_err *err); /* no handle either: bytes of other things may lie between */
 enum fl_status link_dev_foreign(const char *uuid, uint64_t addr, uint64_t bytes,
                                 struct link_mem *out, struct fl_err *err);
-/* Addresses that stay where captured graphs have them, while the memory that is seen there changes. What is
- * shown keeps its own addresses too. */
+/* The same without a handle: bytes of other things may lie between. */
+enum fl_status link_dev_staged(const char *uuid, uint64_t addr, uint64_t bytes,
+                               struct link_mem *out, struct fl_err *err);
+/* Addresses that stay where captured graphs have them, while the memory that is seen there changes.
+ * What is shown keeps its own addresses too. */
 struct link_window;
 enum fl_status link_window_create(const char *uuid, uint64_t bytes, struct link_window **out,
                                   struct fl_err *err);
@@ -70,12 +73,15 @@ enum fl_status link_mem_write(const struct link_mem *mem, uint64_t off, const vo
 enum fl_status link_mem_digest(const struct link_mem *mem, const struct link_seg *segs, size_t n,
                                bool from, uint64_t (*digests)[2], struct fl_err *err);
 
-/* The same segments again and again: what they need on the device is made once. The segments are not kept. */
+/* The same segments again and again: what they need on the device is made once. The segments are
+ * not kept. */
 struct link_digester;
-enum fl_status link_digester_create(const struct link_mem *mem, const struct link_seg *segs, size_t n, bool from,
-                                    struct link_digester **out, struct fl_err *err);
-enum fl_status link_digester_run(struct link_digester *g, const struct link_mem *mem, uint64_t (*digests)[2],
-                                 struct fl_err *err); /* mem: where they lie inside, on the same device */
+enum fl_status link_digester_create(const struct link_mem *mem, const struct link_seg *segs,
+                                    size_t n, bool from, struct link_digester **out,
+                                    struct fl_err *err);
+/* mem: where they lie inside, on the same device */
+enum fl_status link_digester_run(struct link_digester *g, const struct link_mem *mem,
+                                 uint64_t (*digests)[2], struct fl_err *err);
 void link_digester_destroy(struct link_digester *g);  /* NULL is fine */
 FL_AUTO_DEFINE(link_digester)
 

@@ -9,8 +9,8 @@ struct link_dev {
     char uuid[GPU_UUID_BYTES];
     const struct gpu_ops *gpu;
     struct gpu *g;
-    pthread_mutex_t
-        lock; /* around calls that change g: launch, alloc, pin, map. Never while waiting */
+    /* around calls that change g: launch, alloc, pin, map. Never while waiting */
+    pthread_mutex_t lock;
     pthread_mutex_t service; /* of what follows, for one who waits */
     struct gpu_stream *stream;
     void *bounce; /* pinned; behind it struct dev_stir */
@@ -44,8 +44,8 @@ struct dev_stretch {
     uint64_t from_off, to_off, bytes; /* bytes 0: one segment whose rows lie apart */
     size_t first, n;                  /* segments */
 };
-size_t dev_stretches(const struct link_seg *segs, size_t n,
-                     struct dev_stretch *out); /* n of room */
+/* n of room */
+size_t dev_stretches(const struct link_seg *segs, size_t n, struct dev_stretch *out);
 void dev_table_free(struct link_dev *d, struct dev_table *t);
 
 /* A handle is opened once in a process, however often it comes. *bytes: of what is seen at *addr;

@@ -24,8 +24,8 @@ struct ipc_key { /* in link_key.blob */
 };
 _Static_assert(sizeof(struct ipc_key) <= sizeof(((struct link_key *)0)->blob), "fits a key");
 
-/* Somebody's memory seen here; pulls in flight count as users, so that unmap cannot come too early.
- */
+/* Somebody's memory seen here; pulls in flight count as users, so that unmap cannot come too
+ * early. */
 struct ipc_view {
     struct link_pages pages; /* first: a view is memory of this device like any other */
     uint32_t magic, users;

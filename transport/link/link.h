@@ -18,7 +18,7 @@ enum { LINK_PEERS = 16, LINK_NCCL_ENV = 192 };
 struct link_place { /* all that reaches() may look at; travels in each member's hello */
     char host_boot[37]; /* boot id: this machine, since this start */
     uint64_t pid_ns, ipc_ns;
-    char gpu_uuid[41];                /* of the device that the memory is on, never an ordinal; "": host memory */
+    char gpu_uuid[41]; /* of the device that the memory is on, never an ordinal; "": host memory */
     bool unified, vmm_fd, legacy_ipc; /* each probed in a child, not assumed   */
     uint32_t n_gpu_peers;
     uint64_t gpu_peers[LINK_PEERS]; /* devices whose memory that one reads: link_gpu_id() of each */
@@ -34,7 +34,8 @@ struct link_mem { /* one owner; others hold counted views */
 };
 struct link_key { /* what a peer needs to map it; descriptors ride on the same message */
     uint8_t blob[192];
-    uint32_t part, parts; /* more chunks than descriptors: several keys. To share(): which one is wanted */
+    /* more chunks than descriptors: several keys. To share(): which one is wanted */
+    uint32_t part, parts;
     uint32_t n_fds;
     int fds[WIRE_MAX_FDS]; /* stay the sharer's, as long as the memory is there */
 };

@@ -11,8 +11,8 @@
 #include "transport/link/nccl_api.h"
 
 enum {
-    NCCL_STAGE_BYTES =
-        64 << 20,      /* a parcel: 0.18 ms at 370 GB/s, so that gathering hides behind it */
+    /* a parcel: 0.18 ms at 370 GB/s, so that gathering hides behind it */
+    NCCL_STAGE_BYTES = 64 << 20,
     NCCL_STAGES = 3,   /* of a device, for all its links                                   */
     NCCL_MAX_JOBS = 8, /* in flight on a link; past it FL_AGAIN until one is back          */
     NCCL_TABLES = 64,
@@ -20,9 +20,8 @@ enum {
     NCCL_OPEN_MS = 60000, /* until all ranks have come */
     NCCL_IDLE_MS = 2000   /* after which the stages are given back   */
 };
-enum {
-    NCCL_DIRECT_MIN = 1 << 20
-}; /* contiguous on both sides: sent from where it lies to where it belongs */
+/* From here on what is contiguous on both sides is sent from where it lies to where it belongs. */
+enum { NCCL_DIRECT_MIN = 1 << 20 };
 struct nccl_parcel {
     size_t first, n; /* pieces: of a packed one to be moved, of a direct one to be digested */
     uint64_t bytes;

@@ -1,10 +1,11 @@
-/* transport/link/tcp_priv.h - the link between machines: one thread, its sockets, and the loop's end of it
+/* transport/link/tcp_priv.h - the link between machines: one thread, its sockets, and the loop's
+ * end of it
  *
- * The thread owns every socket. The loop gives it pulls under the lock and wakes it; it brings them back as
- * a list and posts one task. It never blocks but in epoll_wait, so the loop may join it.
+ * The thread owns every socket. The loop gives it pulls under the lock and wakes it; it brings them
+ * back as a list and posts one task. It never blocks but in epoll_wait, so the loop may join it.
  *
- * On a connection: ask (tcp_ask, then its runs), say (tcp_say, then the bytes), again and again. The next ask may
- * be under way while bytes come; it waits in the socket until its turn. */
+ * On a connection: ask (tcp_ask, then its runs), say (tcp_say, then the bytes), again and again.
+ * The next ask may be under way while bytes come; it waits in the socket until its turn. */
 #pragma once
 #include <pthread.h>
 #include <sys/queue.h>
@@ -20,7 +21,7 @@ enum {
     TCP_MAX_REGIONS = 64,
     TCP_MAX_CONNS = 1024,         /* accepted ones; past it they wait in the backlog */
     TCP_CONNECT_MS = 5000,        /* and for the first ask of a stranger */
-    TCP_STALL_MS = 30000,         /* bytes are awaited and none come: the epoch's deadline is shorter */
+    TCP_STALL_MS = 30000, /* bytes are awaited and none come: the epoch's deadline is shorter */
     TCP_IOV = 64,
     TCP_CALL_BYTES = 1 << 20,     /* one sendmsg or recvmsg */
     TCP_TURN_CALLS = 4,           /* of one connection, before the others are looked at */
@@ -97,7 +98,8 @@ struct tcp {
 /* Thread only. */
 void tcp_serve_accept(struct tcp *k);
 void tcp_serve_ready(struct tcp *k, struct tcp_serving *c, unsigned events);
-void tcp_take_start(struct tcp *k, struct tcp_pull *p); /* always brings p back by tcp_pull_over() */
+/* always brings p back by tcp_pull_over() */
+void tcp_take_start(struct tcp *k, struct tcp_pull *p);
 void tcp_take_ready(struct tcp *k, struct tcp_taking *c, unsigned events);
 void tcp_take_late(struct tcp *k, uint64_t now_ns);  /* connects and pulls that took too long */
 void tcp_serve_late(struct tcp *k, uint64_t now_ns); /* strangers that ask nothing           */

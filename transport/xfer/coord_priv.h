@@ -132,8 +132,10 @@ struct xfer_coord {
     struct xfer_plan *plan; /* of the last epoch, and what was asked then */
     uint64_t question[2];
     enum xfer_mode auto_said; /* what auto chose when it was last told at info */
-    bool warm; /* every member did its part of this plan in the last epoch: lines are open, tickets known */
-    bool ready, early, again; /* ready: see coord_early.c; early: begun so; again: that was refused */
+    /* every member did its part of this plan in the last epoch: lines are open, tickets known */
+    bool warm;
+    /* ready: see coord_early.c; early: begun so; again: that was refused */
+    bool ready, early, again;
     struct fl_err give_why; /* of the giver that refused */
     struct xfer_version target;
     struct co_tensor *tensors; /* sorted by name */
@@ -155,8 +157,8 @@ struct xfer_coord {
     bool ending;
 };
 /* coord.c */
-void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg, struct fl_bytes blob,
-             uint64_t due_ns, co_heard heard);
+void co_call(struct co_member *m, uint16_t method, const ProtobufCMessage *msg,
+             struct fl_bytes blob, uint64_t due_ns, co_heard heard);
 void co_again(struct co_member *m, co_ask ask); /* a little later */
 void co_later(struct co_member *m, co_ask ask, uint64_t ms);
 void co_quiet(struct co_member *m);             /* no call, no timer */
@@ -175,22 +177,27 @@ void co_reconcile(struct xfer_coord *c, uint64_t due_ns,
                   void (*over)(void *arg, enum fl_status st, const struct fl_err *err));
 uint64_t co_due(const struct xfer_coord *c, uint64_t ms);
 void co_sweep(struct xfer_coord *c); /* frees who is gone and not missed */
-/* A dead rank of an engine whose other ranks live and wait for it: without it the engine takes nothing. */
+/* A dead rank of an engine whose other ranks live and wait for it: without it the engine takes
+ * nothing. */
 bool co_missed(const struct co_member *m);
 enum { CO_AT_BYTES = 48 };
-const char *co_at(const struct co_member *m, char text[CO_AT_BYTES]); /* "bucket 3 of 12" of this epoch, as last heard */
+/* "bucket 3 of 12" of this epoch, as last heard */
+const char *co_at(const struct co_member *m, char text[CO_AT_BYTES]);
 void co_tell_late(struct xfer_coord *c);
 bool co_silent(const struct co_member *m); /* late, and not heard since: asked, not waited for */
 /* coord_plan.c */
 enum fl_status co_decide(struct xfer_coord *c, struct fl_err *err);
 enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err);
 bool co_source_at_fault(struct xfer_coord *c, struct fl_err *err);
-bool co_party_sums(struct xfer_coord *c, uint32_t party, uint32_t bad[XFER_NAMED_BAD], uint32_t *n_bad);
-/* coord_tied.c: sources' tensors that no engine wants and that have the bytes of one that they do want go from the
- * manifests, which are copies; *room keeps what they then point at. FL_OK: some went; FL_NOT_FOUND: none could. */
+bool co_party_sums(struct xfer_coord *c, uint32_t party, uint32_t bad[XFER_NAMED_BAD],
+                   uint32_t *n_bad);
+/* coord_tied.c: sources' tensors that no engine wants and that have the bytes of one that they do
+ * want go from the manifests, which are copies; *room keeps what they then point at. FL_OK: some
+ * went; FL_NOT_FOUND: none could. */
 struct co_untied;
-enum fl_status co_drop_tied(struct xfer_coord *c, struct xfer_plan_in *in, struct xfer_manifest *sources,
-                            struct co_untied **room, struct fl_err *err);
+enum fl_status co_drop_tied(struct xfer_coord *c, struct xfer_plan_in *in,
+                            struct xfer_manifest *sources, struct co_untied **room,
+                            struct fl_err *err);
 void co_untied_free(struct co_untied *u); /* NULL is fine */
 /* coord_begin.c */
 struct co_team { /* what one XferTeam points at */
@@ -209,22 +216,27 @@ struct co_begin {
     size_t part_bytes;
 };
 /* FL_EXHAUSTED: no memory, or a giver's ticket is missing. co_begin_free() in any case. */
-enum fl_status co_begin_make(struct xfer_coord *c, struct co_member *m, struct co_begin *b, struct fl_err *err);
+enum fl_status co_begin_make(struct xfer_coord *c, struct co_member *m, struct co_begin *b,
+                             struct fl_err *err);
 void co_begin_free(struct co_begin *b);
-/* The answer to a begin. True: it lacks the part that it was to have kept, and is to be asked again. */
+/* The answer to a begin. True: it lacks the part that it was to have kept, and is to be asked
+ * again. */
 bool co_begun(struct co_member *m, enum fl_status st);
 enum fl_status co_note_begun(struct co_member *m, const struct wire_msg *reply, struct fl_err *err);
-/* coord_early.c. A source has told its state and digests; is what was made of them what is asked for? */
+/* coord_early.c. A source has told its state and digests; is what was made of them what is asked
+ * for? */
 void co_note_published(struct co_member *m, const struct xfer_state *s, const char *blob);
 void co_make_ready(struct xfer_coord *c); /* if it can be: nothing is under way, and all is known */
 bool co_is_ready(const struct xfer_coord *c, const struct xfer_request *req);
 /* coord_run.c */
-void co_plan_stands(struct xfer_coord *c); /* what it is goes into the report, and the members begin */
+/* what it is goes into the report, and the members begin */
+void co_plan_stands(struct xfer_coord *c);
 void co_run_begin(struct xfer_coord *c, const struct xfer_request *req, struct xfer_run *r);
 void co_run_gone(struct co_member *m); /* m->gone is set, m->why says how */
 /* coord_end.c */
 void co_commit_step(struct xfer_coord *c);
-void co_resume_step(struct xfer_coord *c); /* without a commit: nothing was taken, or nobody lacked it */
+/* without a commit: nothing was taken, or nobody lacked it */
+void co_resume_step(struct xfer_coord *c);
 void co_abort_step(struct xfer_coord *c);
 void co_end_step(struct xfer_coord *c);
 void co_run_finish(struct xfer_coord *c, enum fl_status st, const struct fl_err *err);
@@ -236,8 +248,8 @@ unsigned co_party_ranks(const struct xfer_coord *c, uint32_t party);
 void co_times_begin(struct xfer_coord *c);
 void co_times_asked(struct co_member *m); /* in c->step */
 void co_times_in(struct co_member *m, enum fl_status st);
-void co_times_say(const struct xfer_coord *c,
-                  enum fl_log_level level); /* a line for each rank, the late ones first */
+/* a line for each rank, the late ones first */
+void co_times_say(const struct xfer_coord *c, enum fl_log_level level);
 /* coord_grant.c */
 void co_watch(struct co_member *m);
 void co_grant_next(struct xfer_coord *c);

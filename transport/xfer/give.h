@@ -42,7 +42,8 @@ struct give_stage { /* copies of memory that nobody else can map, for one epoch 
 };
 struct give_user {
     /* The slot that holds version number, or FL_INVALID, FL_AGAIN. */
-    enum fl_status (*slot)(void *arg, const struct xfer_version *want, struct give_slot *out, struct fl_err *err);
+    enum fl_status (*slot)(void *arg, const struct xfer_version *want, struct give_slot *out,
+                           struct fl_err *err);
     void (*quiet)(void *arg); /* nothing is being given any more */
     /* Writes the version for disk-delta and answers through give_written(); NULL: cannot. */
     void (*write)(void *arg, const char *delta_dir, uint64_t number);
@@ -75,13 +76,17 @@ struct give {
     struct call_req *begin_req, *end_req;
     struct xfer_state end_state;
 };
-void give_init(struct give *g, struct xfer_port *port, const char *name, const struct xfer_manifest *have,
-               const struct give_user *user, void *arg);
-/* BEGIN with give set, END, KEY, CHECK, STAGE: each answers req, now or later. state: the report that END carries. */
-void give_begin(struct give *g, struct call_req *req, const Fl__XferBegin *b, const struct wire_msg *m);
-void give_end(struct give *g, struct call_req *req, const Fl__XferEnd *e, const struct xfer_state *state);
+void give_init(struct give *g, struct xfer_port *port, const char *name,
+               const struct xfer_manifest *have, const struct give_user *user, void *arg);
+/* BEGIN with give set, END, KEY, CHECK, STAGE: each answers req, now or later. state: the report
+ * that END carries. */
+void give_begin(struct give *g, struct call_req *req, const Fl__XferBegin *b,
+                const struct wire_msg *m);
+void give_end(struct give *g, struct call_req *req, const Fl__XferEnd *e,
+              const struct xfer_state *state);
 void give_key(struct give *g, struct call_req *req, const Fl__XferKey *k);
-void give_check(struct give *g, struct call_req *req, const Fl__XferCheck *c, const struct wire_msg *m);
+void give_check(struct give *g, struct call_req *req, const Fl__XferCheck *c,
+                const struct wire_msg *m);
 void give_stage_ask(struct give *g, struct call_req *req, const Fl__XferStage *s);
 void give_written(struct give *g, enum fl_status st, const char *dir, const struct fl_err *err);
 void give_stop(struct give *g, const char *why); /* quiet() follows if it says busy */

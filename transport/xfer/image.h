@@ -1,7 +1,7 @@
 /* transport/xfer/image.h - flat little-endian images of manifests and parts of plans
  *
- * Writing: a buffer that grows; one failed growth makes it bad, and the end asks once. Reading: a view that
- * never leaves its bytes; what is past the end reads as zero and makes the view bad. */
+ * Writing: a buffer that grows; one failed growth makes it bad, and the end asks once. Reading: a
+ * view that never leaves its bytes; what is past the end reads as zero and makes the view bad. */
 #pragma once
 #include <string.h>
 #include "common/base/base.h"

@@ -1,7 +1,8 @@
 /* transport/xfer/manifest.h - what a process holds of a set of weights, or wants to hold
  *
- * Names, dtypes and whole shapes in the same words on every side, and pieces: boxes of whole tensors
- * at an offset of one of the process's memories, each box contiguous and row-major there. */
+ * Names, dtypes and whole shapes in the same words on every side, and pieces: boxes of whole
+ * tensors at an offset of one of the process's memories, each box contiguous and row-major
+ * there. */
 #pragma once
 #include "common/base/base.h"
 #include "kernels/digest.h"
@@ -13,7 +14,10 @@ enum { XFER_MAX_PIECES = 1 << 22 };
 enum { XFER_MAX_MEMS = 1024 };
 
 struct xfer_version { uint64_t number, digest[2]; }; /* the same only when both are equal */
-struct xfer_box { uint64_t at[FL_DIMS], len[FL_DIMS]; }; /* entries from ndim on are not looked at */
+/* entries from ndim on are not looked at */
+struct xfer_box {
+    uint64_t at[FL_DIMS], len[FL_DIMS];
+};
 struct xfer_tensor { /* the whole tensor, in the same words on every side */
     const char *name;
     enum fl_dtype dtype;
@@ -36,7 +40,8 @@ const char *xfer_dtype_name(enum fl_dtype t);                 /* "bf16"         
 uint64_t xfer_tensor_bytes(const struct xfer_tensor *t);      /* of one that passed the check     */
 uint64_t xfer_box_bytes(const struct xfer_tensor *t, const struct xfer_box *b);
 struct xfer_box xfer_box_whole(const struct xfer_tensor *t);
-/* "layers.0.q_proj bf16 [2048, 1024]": a tensor as errors show it; cut to the room. Returns line. */
+/* "layers.0.q_proj bf16 [2048, 1024]": a tensor as errors show it; cut to the room. Returns
+ * line. */
 const char *xfer_tensor_line(const struct xfer_tensor *t, char *line, size_t room);
 
 /* Checks everything that a peer could have got wrong (order and uniqueness of names, dtypes, shapes
@@ -51,8 +56,8 @@ enum fl_status xfer_manifest_encode(const struct xfer_manifest *m, void **out, s
 enum fl_status xfer_manifest_decode(const void *image, size_t n_bytes, struct xfer_manifest **out,
                                     struct fl_err *err);
 
-/* tensor_digest += the piece's box, whose bytes lie at data. A source that sums its own pieces, each
- * part of a tensor once over all sources, has the tensor's digest. */
+/* tensor_digest += the piece's box, whose bytes lie at data. A source that sums its own pieces,
+ * each part of a tensor once over all sources, has the tensor's digest. */
 void xfer_digest_piece(uint64_t tensor_digest[2], const struct xfer_tensor *t,
                        const struct xfer_box *box, const void *data);
 /* version_digest += mix(tensor's digest, tensor's index in the plan's table). */

@@ -8,11 +8,12 @@
 enum { XFER_NAMED_BAD = 64 }; /* bad buckets and tensors that a report names */
 
 struct xfer_state { /* XferReport, decoded */
-    bool source, offloaded, one_slot, held, maps, source_at_fault, all_in, has_manifest, has_place, has_serving;
+    bool source, offloaded, one_slot, held, maps, source_at_fault, all_in, has_manifest, has_place,
+        has_serving;
     bool has_published, writing, wants;
     struct fl_seat_ref who, maps_who;
-    uint32_t party, maps_slot, buckets_in, buckets_all, slot, slot_gen, n_slots, wants_slot, wants_ms, n_bad_buckets,
-        n_bad_tensors;
+    uint32_t party, maps_slot, buckets_in, buckets_all, slot, slot_gen, n_slots, wants_slot,
+        wants_ms, n_bad_buckets, n_bad_tensors;
     struct xfer_epoch seen;
     uint64_t manifest[2];
     struct link_place place;
@@ -20,7 +21,8 @@ struct xfer_state { /* XferReport, decoded */
     struct xfer_version serving, staged;
     struct fl_err why; /* status FL_OK: nothing was wrong */
     uint32_t bad_buckets[XFER_NAMED_BAD], bad_tensors[XFER_NAMED_BAD];
-    uint64_t bytes, other_bytes, link_ns, verify_ns, pause_ns, published, publishes, wants_number, asked, manifest_bytes, digest_bytes;
+    uint64_t bytes, other_bytes, link_ns, verify_ns, pause_ns, published, publishes, wants_number,
+        asked, manifest_bytes, digest_bytes;
 };
 /* A packed message on the heap; free() data. FL_EXHAUSTED leaves it empty. */
 enum fl_status msg_pack(const ProtobufCMessage *m, struct fl_bytes *out, struct fl_err *err);

@@ -1,8 +1,9 @@
 /* transport/xfer/parcel.h - what a link without LINK_PULL carries of a bucket, in order
  *
- * Both sides cut the same segments by the same rule, so nothing about it travels. What is contiguous
- * in both memories goes as it lies; short runs are packed together. A parcel is small enough that
- * digests keep pace with the wire, and large enough that a send costs nothing beside its bytes. */
+ * Both sides cut the same segments by the same rule, so nothing about it travels. What is
+ * contiguous in both memories goes as it lies; short runs are packed together. A parcel is small
+ * enough that digests keep pace with the wire, and large enough that a send costs nothing beside
+ * its bytes. */
 #pragma once
 #include "transport/link/link.h"
 
@@ -23,8 +24,11 @@ struct parcels {
     size_t n, n_runs, p_cap, runs_cap;
 };
 /* Pure. Every byte of the segments is in exactly one run, in order. FL_EXHAUSTED: no memory. */
-enum fl_status parcels_cut(const struct link_seg *segs, size_t n, struct parcels *out, struct fl_err *err);
+enum fl_status parcels_cut(const struct link_seg *segs, size_t n, struct parcels *out,
+                           struct fl_err *err);
 void parcels_fini(struct parcels *p);
 void parcel_pack(const struct parcels *ps, size_t i, const void *from_mem, void *packed);
-/* Spreads a packed parcel out (packed NULL: it lies in place already) and adds to the digests, one a segment. */
-void parcel_land(const struct parcels *ps, size_t i, const void *packed, void *to_mem, uint64_t (*digests)[2]);
+/* Spreads a packed parcel out (packed NULL: it lies in place already) and adds to the digests, one
+ * a segment. */
+void parcel_land(const struct parcels *ps, size_t i, const void *packed, void *to_mem,
+                 uint64_t (*digests)[2]);

@@ -76,7 +76,8 @@ uint64_t plan_seg_bytes(const struct link_seg *s); /* run_bytes x rows */
 bool plan_grow(void *array, size_t *cap, size_t want, size_t item_bytes);
 
 /* ---- ways that are not there (plan_say.c) ---- */
-bool plan_link_fits(enum xfer_mode m, const struct link_ops *k); /* can carry that mode, wherever it reaches */
+/* can carry that mode, wherever it reaches */
+bool plan_link_fits(enum xfer_mode m, const struct link_ops *k);
 struct plan_gap { /* two places, and what is asked of a link between them */
     enum xfer_mode mode;
     const struct link_place *from, *to;
@@ -84,7 +85,8 @@ struct plan_gap { /* two places, and what is asked of a link between them */
 };
 enum { PLAN_GAP_BYTES = 1 << 30 };
 /* "cuda_ipc: why it does not reach; nccl: ..."; "": all of them reach. */
-void plan_why_not(const struct plan_gap *g, const struct link_ops *const *links, size_t n, struct fl_str *out);
+void plan_why_not(const struct plan_gap *g, const struct link_ops *const *links, size_t n,
+                  struct fl_str *out);
 
 /* ---- a plan in the making (plan.c, plan_cover.c, plan_edges.c) ---- */
 #define PLAN_NO_LINK UINT8_MAX

@@ -13,21 +13,25 @@ struct xfer_member { /* one process of the plane, as others name and reach it */
     char where[192]; /* for xfer_dialer.dial alone, carried as it is: how to get a call_peer */
 };
 struct xfer_dial { /* embed it; done comes once, from dial() or later, unless undial() was called */
-    void (*done)(struct xfer_dial *d, enum fl_status st, struct call_peer *peer, const struct fl_err *err);
+    void (*done)(struct xfer_dial *d, enum fl_status st, struct call_peer *peer,
+                 const struct fl_err *err);
 };
 struct xfer_dialer { /* how a sink reaches a source; who->who.attempt is part of the question */
     void *arg;
-    void (*dial)(void *arg, const struct xfer_member *who, struct xfer_dial *d); /* peer: borrowed for done */
-    void (*undial)(void *arg, struct xfer_dial *d);                              /* done does not run       */
+    /* peer: borrowed for done */
+    void (*dial)(void *arg, const struct xfer_member *who, struct xfer_dial *d);
+    void (*undial)(void *arg, struct xfer_dial *d); /* done does not run */
 };
-struct xfer_wait { /* embed it; comes back once, on the loop thread, never inside the call that takes it */
+/* embed it; comes back once, on the loop thread, never inside the call that takes it */
+struct xfer_wait {
     void (*done)(struct xfer_wait *w, enum fl_status st, const struct fl_err *err);
 };
 
 struct xfer_port;
-enum fl_status xfer_port_create(struct fl_loop *l, const struct xfer_dialer *dialer, struct xfer_port **out,
-                                struct fl_err *err);
-/* Other links than link_table, for tests: the coordinator is given the same (xfer_coord_opts.links). */
+enum fl_status xfer_port_create(struct fl_loop *l, const struct xfer_dialer *dialer,
+                                struct xfer_port **out, struct fl_err *err);
+/* Other links than link_table, for tests: the coordinator is given the same
+ * (xfer_coord_opts.links). */
 void xfer_port_links(struct xfer_port *p, const struct link_ops *const *links, size_t n);
 void xfer_port_destroy(struct xfer_port *p); /* after its sources and sinks; NULL is fine */
 

@@ -1,4 +1,5 @@
-/* transport/xfer/sink_priv.h - the engine's side from inside: life and flip (sink.c), messages (sink_serve.c) */
+/* transport/xfer/sink_priv.h - the engine's side from inside: life and flip (sink.c), messages
+ * (sink_serve.c) */
 #pragma once
 #include "transport/xfer/give.h"
 #include "transport/xfer/sink.h"
@@ -64,7 +65,8 @@ struct xfer_sink {
     bool stopping;
     struct fl_task *stopped;
 };
-enum fl_status sink_event(struct xfer_sink *s, enum rx_event on, const struct xfer_epoch *e, struct fl_err *err);
+enum fl_status sink_event(struct xfer_sink *s, enum rx_event on, const struct xfer_epoch *e,
+                          struct fl_err *err);
 void sink_state(const struct xfer_sink *s, struct xfer_state *out);
 void sink_answer(struct xfer_sink *s); /* all requests that need wait no longer */
 void sink_lease(struct xfer_sink *s);  /* the coordinator has been heard */
@@ -73,5 +75,5 @@ bool sink_busy(const struct xfer_sink *s); /* a take has bytes or calls under wa
 void sink_forget_ledger(struct xfer_sink *s);
 void sink_slot_give_back(struct xfer_sink *s, int slot);
 extern const struct take_user sink_takes;
-void sink_serve(struct port_set *set, uint16_t method, struct call_req *req, const ProtobufCMessage *msg,
-                const struct wire_msg *m);
+void sink_serve(struct port_set *set, uint16_t method, struct call_req *req,
+                const ProtobufCMessage *msg, const struct wire_msg *m);

@@ -19,7 +19,8 @@ struct reach_mem { /* mapped memory of a giver */
     bool staged;  /* no bucket is there before it was asked for */
     struct link_mem mem;
 };
-struct reach { /* what is reached over one line; outlives epochs, and takes. One for all who are pulled from */
+/* what is reached over one line; outlives epochs, and takes. One for all who are pulled from */
+struct reach {
     struct reach *next;
     struct reaches *all;
     struct line *line;
@@ -29,12 +30,15 @@ struct reach { /* what is reached over one line; outlives epochs, and takes. One
 };
 struct reaches { struct reach *first; };
 struct take_team;
-/* Opens the team's link for later epochs, unless it is open or on its way; ends what cannot be used any more. */
+/* Opens the team's link for later epochs, unless it is open or on its way; ends what cannot be used
+ * any more. */
 void reach_ahead(struct reaches *all, struct fl_loop *l, const struct take_team *team);
-void reach_end(struct reaches *all, struct reach *r); /* nobody uses it: dropped, now or when it is quiet */
+/* nobody uses it: dropped, now or when it is quiet */
+void reach_end(struct reaches *all, struct reach *r);
 /* Unmaps what nobody will ask for again: passing memory, and that of earlier attempts of who. */
 void reach_sweep(struct reach *r, const struct fl_seat_ref *who);
-void reach_drop(struct reaches *all, struct reach *r); /* destroys it unless something still needs it */
+/* destroys it unless something still needs it */
+void reach_drop(struct reaches *all, struct reach *r);
 void reaches_fini(struct reaches *all);
 
 struct take_team { /* of one edge of the part */
@@ -57,8 +61,10 @@ struct take_bad { /* what did not agree */
 struct take;
 struct take_user {
     void (*moved)(void *arg);                               /* a bucket is in */
-    void (*all_in)(void *arg, bool whole);                  /* whole: all agreed; else parts wait for take_verdict() */
-    void (*bad)(void *arg, const struct take_bad *b);       /* it failed, or did not agree; abort comes next */
+    /* whole: all agreed; else parts wait for take_verdict() */
+    void (*all_in)(void *arg, bool whole);
+    /* it failed, or did not agree; abort comes next */
+    void (*bad)(void *arg, const struct take_bad *b);
     void (*quiet)(void *arg);                               /* after take_abort() */
 };
 struct take_opts {
@@ -80,20 +86,25 @@ struct take_opts {
 };
 /* Takes part, expect and teams in any case. Nothing has begun until take_start(). */
 enum fl_status take_create(const struct take_opts *o, struct take **out, struct fl_err *err);
-/* What was in before stays in: the same plan, the same target, and a slot that was not touched since. */
+/* What was in before stays in: the same plan, the same target, and a slot that was not touched
+ * since. */
 bool take_inherit(struct take *t, const struct take *ledger);
 void take_start(struct take *t);
-void take_verdict(struct take *t, const uint32_t *bad_tensors, size_t n); /* n 0: all_in(whole) follows */
+/* n 0: all_in(whole) follows */
+void take_verdict(struct take *t, const uint32_t *bad_tensors, size_t n);
 void take_abort(struct take *t);
-bool take_idle(const struct take *t); /* it has said what it had to, and nothing of it is under way, here or at a link */
+/* it has said what it had to, and nothing of it is under way, here or at a link */
+bool take_idle(const struct take *t);
 void take_strike(struct take *t, const struct take_bad *b);
 void take_counts(const struct take *t, uint32_t *in, uint32_t *all, uint64_t *bytes);
 uint64_t take_link_ns(const struct take *t); /* sum over what was pulled or cast */
-uint64_t take_other_bytes(const struct take *t); /* of those bytes: by another link than the plan's */
+/* of those bytes: by another link than the plan's */
+uint64_t take_other_bytes(const struct take *t);
 uint64_t take_verify_ns(const struct take *t);
 /* 24 bytes for each tensor held in part; free() it. */
 enum fl_status take_parts(const struct take *t, struct fl_bytes *out, struct fl_err *err);
-/* Share mode: the giver's pages, laid out as ours (the plan has seen to it), and what they need to stay. */
+/* Share mode: the giver's pages, laid out as ours (the plan has seen to it), and what they need to
+ * stay. */
 bool take_shares(const struct take *t);
 const struct link_mem *take_shared(const struct take *t);
 struct reach *take_reach(const struct take *t, size_t edge);

@@ -61,8 +61,8 @@ struct take {
     bool done;                    /* it has said all that it has to say */
     unsigned in_work;             /* on the pool */
     struct fl_task quiet_back, all_back;
-    /* comparing */
-    uint64_t (*sum)[2], (*once)[2]; /* of each tensor: all our segments; those that count for the engine */
+    /* comparing: of each tensor all our segments, and those that count for the engine */
+    uint64_t (*sum)[2], (*once)[2];
     uint64_t *sum_bytes, *once_bytes;
     bool *wrong;   /* of each tensor */
     bool *suspect; /* of each bucket: to be compared with the giver's */
@@ -91,15 +91,16 @@ void take_stage_cancel(struct take_op *o);
 void take_stage_pulled(struct take_op *o); /* its bytes are here */
 void take_files(struct take_edge *te);
 void take_bucket_in(struct take_edge *te, uint32_t bucket);
-bool take_wait_again(struct take_edge *te, enum fl_status st); /* true: FL_AGAIN, and take_go() follows */
+/* true: FL_AGAIN, and take_go() follows */
+bool take_wait_again(struct take_edge *te, enum fl_status st);
 enum fl_status take_open(struct take_edge *te, struct fl_err *err); /* its line */
-/* A link between several has broken under the edge: what it lacks is pulled by another link, in this epoch. false:
- * there is none, or it is pulled already. */
+/* A link between several has broken under the edge: what it lacks is pulled by another link, in
+ * this epoch. false: there is none, or it is pulled already. */
 bool take_rescue(struct take_edge *te, const struct fl_err *why);
 /* From the beginning: the team's link is being made. FL_UNSUPPORTED: there is no other. */
 enum fl_status take_go_other_way(struct take_edge *te, struct fl_err *err);
-/* The giver cannot show its memory over the edge's link: all of it is pulled over another, in this epoch. false: there
- * is none, or it is that one. */
+/* The giver cannot show its memory over the edge's link: all of it is pulled over another, in this
+ * epoch. false: there is none, or it is that one. */
 bool take_not_shown(struct take_edge *te, const struct fl_err *why);
 void take_rescue_go(struct take_edge *te); /* falling: something came back, or the line is quiet */
 void take_fail(struct take *t, const struct take_edge *te, uint32_t bucket, enum fl_status st,

@@ -59,8 +59,8 @@ struct furlong {
 /* join.c: for tests, that seat several programs in one process. */
 enum fl_status client_join(struct client_seat *seat_take, struct furlong **out, struct fl_err *err);
 
-/* here.c: false in a forked child; err gets the sentence. f is looked at in the child's copy alone.
- */
+/* here.c: false in a forked child; err gets the sentence. f is looked at in the child's copy
+ * alone. */
 void client_here_mark(void);
 enum fl_status client_here(const struct furlong *f, struct fl_err *err);
 
@@ -70,8 +70,8 @@ void client_blob_free(void *blob);       /* NULL is fine    */
 
 /* calls.c: what others ask of this process. service of the streams that bring it: a client_line. */
 extern const struct call_method client_methods[1];
-void client_calls_other(void *line, struct call_req *req,
-                        const struct wire_msg *m); /* the weight plane's */
+/* the weight plane's */
+void client_calls_other(void *line, struct call_req *req, const struct wire_msg *m);
 /* A call without a stream behind it: the daemon's STOP and SQUEEZE, the plane's PAUSE and COMMIT.
  * On failure nothing is kept. Loop thread. */
 struct furlong_call *client_call_new(struct furlong *f, enum furlong_what what,

@@ -67,7 +67,7 @@ void plane_group_ends(struct furlong_group *g); /* a program's thread */
 void member_is_late(struct client_driver *d, const char *role, uint32_t rank, uint32_t attempt,
                     bool answers, const char *why);
 void group_none_late(struct furlong_group *g);
-bool plane_feeds(struct client_driver *d,
-                 const char *role);         /* mu held: members of that role hold versions */
+/* mu held: members of that role hold versions */
+bool plane_feeds(struct client_driver *d, const char *role);
 void planes_heard(struct client_driver *d); /* loop thread: the list of members changed */
 void planes_close(struct client_driver *d); /* loop thread */

@@ -57,11 +57,11 @@ void inbox_fini(struct inbox *b); /* nothing is alive any more */
 /* Loop thread. FL_EXHAUSTED: FURLONG_QUEUE_MAX wait in that lane; FL_INVALID: no such lane. Then c
  * is still the caller's. */
 enum fl_status inbox_put(struct inbox *b, struct furlong_call *c, struct fl_err *err);
-void inbox_close(struct inbox *b,
-                 const struct fl_err *why); /* any thread; the first reason stays */
+/* any thread; the first reason stays */
+void inbox_close(struct inbox *b, const struct fl_err *why);
 /* Any thread: the next of the lane. FL_AGAIN: none in wait_ms; else why the inbox is closed. */
 enum fl_status inbox_take(struct inbox *b, uint32_t lane, uint32_t wait_ms,
                           struct furlong_call **out, struct fl_err *err);
 struct furlong_call *inbox_any(struct inbox *b); /* that is alive, in hand or waiting; NULL: none */
-void inbox_forget(struct inbox *b,
-                  struct furlong_call *c); /* answered: no longer alive, nor waiting */
+/* answered: no longer alive, nor waiting */
+void inbox_forget(struct inbox *b, struct furlong_call *c);

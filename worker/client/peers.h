@@ -25,16 +25,16 @@ void client_peers_free(struct furlong *f);             /* the loop has ended */
 const char *client_peers_tcp(const struct furlong *f); /* HOST:PORT that others reach us at */
 
 struct Fl__Where;
-bool client_where_of(const struct Fl__Where *pb,
-                     struct client_where *out); /* false: no worker id */
+/* false: no worker id */
+bool client_where_of(const struct Fl__Where *pb, struct client_where *out);
 
 /* ---- conns ---- */
 struct client_conn;
 struct client_conn_user { /* embed it; opened at most once, then closed at most once */
     struct furlong *f;
     void (*opened)(struct client_conn_user *u, struct call_peer *call);
-    void (*closed)(struct client_conn_user *u,
-                   const struct fl_err *why);  /* or could not be opened */
+    /* or could not be opened */
+    void (*closed)(struct client_conn_user *u, const struct fl_err *why);
     void (*ready)(struct client_conn_user *u); /* after FL_AGAIN; may be NULL */
     struct client_conn *conn;
     struct client_conn_user *next;
@@ -77,10 +77,10 @@ enum fl_status client_ask_pack(struct client_ask *a, struct furlong_peer *p, uin
                                const char *method, const struct furlong_data *what,
                                struct fl_err *err);
 void client_ask_start(struct client_ask *a);
-void client_ask_cancel(
-    struct client_ask *a); /* done runs, now or when its blob is no longer read */
-const char *client_ask_phase(
-    const struct client_ask *a); /* "looked for", "connecting to", "asked" */
+/* done runs, now or when its blob is no longer read */
+void client_ask_cancel(struct client_ask *a);
+/* "looked for", "connecting to", "asked" */
+const char *client_ask_phase(const struct client_ask *a);
 
 /* ---- peers ---- */
 const char *client_peer_name(const struct furlong_peer *p); /* "rollout 3" */
@@ -88,13 +88,13 @@ const char *client_peer_name(const struct furlong_peer *p); /* "rollout 3" */
 struct client_reach { /* embed it */
     void (*reached)(struct client_reach *r, const struct client_where *where,
                     struct call_peer *call);
-    void (*broke)(struct client_reach *r,
-                  const struct fl_err *why); /* reached again when it is back */
+    /* reached again when it is back */
+    void (*broke)(struct client_reach *r, const struct fl_err *why);
     struct furlong_peer *peer;
     struct client_reach *next;
     bool up;
 };
 void client_reach_start(struct client_reach *r, struct furlong_peer *p);
 void client_reach_stop(struct client_reach *r);
-void client_peer_news(struct furlong *f, const char *role,
-                      uint32_t rank); /* a driver's list changed */
+/* a driver's list changed */
+void client_peer_news(struct furlong *f, const char *role, uint32_t rank);

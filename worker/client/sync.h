@@ -13,8 +13,8 @@ struct client_sync { /* on the waiting thread's stack; begin() on the loop, then
     enum fl_status st;
     struct fl_err err;
 };
-/* Returns what end() was given; whatever *s is embedded in is untouched by the loop from then on.
- */
+/* Returns what end() was given; whatever *s is embedded in is untouched by the loop from then
+ * on. */
 enum fl_status client_sync_run(struct fl_loop *l, struct client_sync *s,
                                void (*begin)(struct client_sync *s), struct fl_err *err);
 void client_sync_end(struct client_sync *s, enum fl_status st, const struct fl_err *err);

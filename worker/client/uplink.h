@@ -10,8 +10,8 @@ struct client_sync;
 /* Listens, connects, says WORKER_READY; joined ends once with the outcome. */
 enum fl_status client_uplink_open(struct furlong *f, struct client_sync *joined,
                                   struct fl_err *err);
-void client_uplink_close(
-    struct furlong *f); /* relays in flight come back FL_CANCELLED; NULL is fine */
+/* relays in flight come back FL_CANCELLED; NULL is fine */
+void client_uplink_close(struct furlong *f);
 bool client_uplink_is_open(const struct furlong *f);
 /* One way; lost while the daemon is away. */
 enum fl_status client_uplink_event(struct furlong *f, uint16_t method, struct fl_bytes body);

@@ -6,13 +6,13 @@
 #pragma once
 #include "worker/client/client.h"
 
-enum fl_status client_weights_open(struct furlong *f,
-                                   struct fl_err *err); /* loop thread: the port */
+/* loop thread: the port */
+enum fl_status client_weights_open(struct furlong *f, struct fl_err *err);
 void client_weights_drop_all(struct furlong *f);        /* a program's thread */
 void client_weights_close(struct furlong *f); /* loop thread; none is left; NULL port is fine */
 
-/* A program's thread. COMMIT, or PAUSE of the plane, is being answered: c->set's pointers change.
- */
+/* A program's thread. COMMIT, or PAUSE of the plane, is being answered: c->set's pointers
+ * change. */
 void client_weights_settle(struct furlong_call *c);
 /* Arena and accepted weights together. */
 enum fl_status client_weights_offload(struct furlong *f, uint32_t tags, struct furlong_moved *m,

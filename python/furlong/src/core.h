@@ -60,8 +60,8 @@ int run_init(PyObject *module);
 struct py_op {
     struct py_op *next;
     void (*work)(struct py_op *op); /* without the GIL: fills st, err and what it makes         */
-    void (*fini)(
-        struct py_op *op); /* with the GIL: frees all, also what work made and nobody took */
+    /* with the GIL: frees all, also what work made and nobody took */
+    void (*fini)(struct py_op *op);
     enum fl_status st;
     struct fl_err err;
     pthread_mutex_t mu;
@@ -81,8 +81,8 @@ void op_sweep(struct py_op **adrift); /* frees those that are over */
 PyObject *blob_of_event(struct furlong_call *c, size_t bytes);
 PyObject *blob_of_answer(struct furlong_answer *a_take);
 int event_init(PyObject *module);
-struct furlong_call *event_take(PyObject *event,
-                                struct py_run **run); /* NULL: an exception is set */
+/* NULL: an exception is set */
+struct furlong_call *event_take(PyObject *event, struct py_run **run);
 void event_put_back(PyObject *event, struct furlong_call *c);
 PyObject *event_make(PyObject *cls, struct py_run *r, const struct furlong_event *ev);
 extern PyTypeObject *event_type;
@@ -97,8 +97,8 @@ int ask_init(PyObject *module);
 PyObject *view_make(struct py_run *r, PyObject *owner, void *at, enum fl_dtype dtype, unsigned ndim,
                     const uint64_t *shape, bool readonly, int device,
                     Py_ssize_t *counted); /* NULL, or the owner's count of views */
-/* The number that others know a device by; -1 also for devices made of host memory (FURLONG_GPU=fake): they are
- * shown as what they are. */
+/* The number that others know a device by; -1 also for devices made of host memory
+ * (FURLONG_GPU=fake): they are shown as what they are. */
 int view_device_shown(int device);
 int view_init(PyObject *module);
 extern const struct dtype_row {

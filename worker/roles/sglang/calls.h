@@ -9,11 +9,8 @@
 #include "worker/roles/sglang/server.h"
 
 enum { SGLANG_IN_FLIGHT = 256 }; /* beyond: FL_AGAIN, and the driver asks another engine */
-enum {
-    SGLANG_LOOK_MS = 10000,
-    SGLANG_LOOKS = 3
-}; /* a server that answers none of 3 looks is given up */
-enum { SGLANG_STRIKES = 3 };
+enum { SGLANG_LOOK_MS = 10000, SGLANG_STRIKES = 3 };
+enum { SGLANG_LOOKS = 3 }; /* a server that answers none of 3 looks is given up */
 
 struct calls;
 enum fl_status calls_create(struct sglang_server *s, struct calls **out, struct fl_err *err);
@@ -21,8 +18,8 @@ enum fl_status calls_create(struct sglang_server *s, struct calls **out, struct 
 void calls_generate(struct calls *c, const struct furlong_event *ev,
                     const struct sglang_serves *now);
 uint32_t calls_in_flight(const struct calls *c);
-/* POST from the loop's thread; FL_OK: done_fd is readable when it is over, then calls_post_end().
- */
+/* POST from the loop's thread; FL_OK: done_fd is readable when it is over, then
+ * calls_post_end(). */
 struct calls_post;
 enum fl_status calls_post_start(struct calls *c, const char *path, json_t *body_take, uint32_t ms,
                                 struct calls_post **out, int *done_fd, struct fl_err *err);

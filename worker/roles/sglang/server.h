@@ -1,8 +1,8 @@
 /* worker/roles/sglang/server.h - one SGLang server: started by us or found, asked by HTTP
  *
  * Paths and members: docs/sglang.md. What a server does not know it ignores, what it does not say
- * is taken as "no": releases differ. Everything here waits; calls of many at a time are in calls.h.
- */
+ * is taken as "no": releases differ. Everything here waits; calls of many at a time are in
+ * calls.h. */
 #pragma once
 #include <jansson.h>
 #include <sys/types.h>
@@ -32,8 +32,8 @@ struct sglang_server {
  * gives until it is healthy. --sglang-url: nothing is started. */
 enum fl_status sglang_server_start(struct sglang_server *s, const struct sglang_opts *o,
                                    const char *socket, struct fl_err *err);
-/* FL_AGAIN: not healthy yet, err says in which way. FL_UNREACHABLE: our child has ended, and how.
- */
+/* FL_AGAIN: not healthy yet, err says in which way. FL_UNREACHABLE: our child has ended, and
+ * how. */
 enum fl_status sglang_server_look(struct sglang_server *s, struct fl_err *err);
 /* Fills what it says of itself. */
 enum fl_status sglang_server_about(struct sglang_server *s, uint32_t ms, struct fl_err *err);
