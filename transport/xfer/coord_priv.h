@@ -19,7 +19,7 @@ enum {
     COORD_RECONCILE_MS = 5000, /* a report is at hand; who needs longer is late */
     COORD_BEGIN_WAIT_MS = 2,   /* what is over by then needs no XFER_WAIT */
     COORD_WAIT_MS = 5000,      /* of one XFER_WAIT: well inside the lease       */
-    COORD_KEEP_MS = 5000,      /* who waits for others hears of us as often: well inside the lease */
+    COORD_KEEP_MS = 5000, /* who waits for others hears of us as often: well inside the lease */
     COORD_WATCH_MS = 10000,
     COORD_COMMIT_MS = 30000,   /* to the next step boundary                     */
     COORD_COMMIT_LEAST_MS = 2000,
