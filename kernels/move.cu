@@ -1,4 +1,5 @@
-/* kernels/move.cu - device form of kernels/move.h; every value equals the plain C twin's bit for bit */
+/* kernels/move.cu - device form of kernels/move.h; every value equals the plain C twin's bit for
+ * bit */
 #include <stdint.h>
 
 #define DIGEST_TABLE static __constant__
@@ -8,7 +9,8 @@
 
 namespace {
 
-constexpr unsigned WARP = 32, SEGMENT = 8192; /* a warp's stretch: 32 blocks of the digest, one hash a thread */
+/* SEGMENT: a warp's stretch, 32 blocks of the digest, one hash a thread. */
+constexpr unsigned WARP = 32, SEGMENT = 8192;
 constexpr unsigned STEPS = SEGMENT / (WARP * 16);
 
 struct sums { uint64_t lane[2]; };
@@ -22,11 +24,13 @@ __device__ uint64_t block_weight(uint64_t number, unsigned lane)
     return (z ^ (z >> 31)) | 1;
 }
 
-/* Bytes [first, first + n) of the tensor, at most one word of its blocks each time: for heads, tails and odd alignment. */
+/* Bytes [first, first + n) of the tensor, at most one word of its blocks each time: for heads,
+ * tails and odd alignment. */
 __device__ void add_bytes(sums &s, const unsigned char *p, uint64_t first, unsigned n)
 {
     while (n) {
-        unsigned at = first % DIGEST_BLOCK, in_word = at % 4, take = 4 - in_word < n ? 4 - in_word : n;
+        unsigned at = first % DIGEST_BLOCK, in_word = at % 4,
+                 take = 4 - in_word < n ? 4 - in_word : n;
         uint32_t word = 0, there = 0;
 
         for (unsigned i = 0; i < take; i++) {
@@ -34,7 +38,8 @@ __device__ void add_bytes(sums &s, const unsigned char *p, uint64_t first, unsig
             there |= 1u << 8 * (in_word + i);
         }
         for (unsigned l = 0; l < 2; l++)
-            s.lane[l] += ((uint64_t)word + there) * digest_word_weight[l][at / 4] * block_weight(first / DIGEST_BLOCK, l);
+            s.lane[l] += ((uint64_t)word + there) * digest_word_weight[l][at / 4] *
+                         block_weight(first / DIGEST_BLOCK, l);
         p += take;
         first += take;
         n -= take;
@@ -75,18 +80,21 @@ template <int CAST> __device__ uint4 load(const unsigned char *from, uint64_t ou
     const uint4 *p = reinterpret_cast<const uint4 *>(from + 2 * out_off);
     uint4 a = p[0], b = p[1];
     auto two = [](uint32_t x, uint32_t y) {
-        return CAST == KERNEL_F32_TO_BF16 ? to_bf16(x) | (uint32_t)to_bf16(y) << 16 : to_f16(x) | (uint32_t)to_f16(y) << 16;
+        return CAST == KERNEL_F32_TO_BF16 ? to_bf16(x) | (uint32_t)to_bf16(y) << 16
+                                          : to_f16(x) | (uint32_t)to_f16(y) << 16;
     };
     return make_uint4(two(a.x, a.y), two(a.z, a.w), two(b.x, b.y), two(b.z, b.w));
 }
 
-/* Plain loads and stores: with the hint that the data is not needed again 16 GB took 2.5% longer (H200).
- * One run, by one warp: everything on 16 bytes, the run beginning at a whole block of the digest. */
+/* Plain loads and stores: with the hint that the data is not needed again 16 GB took 2.5% longer
+ * (H200). One run, by one warp: everything on 16 bytes, the run beginning at a whole block of the
+ * digest. */
 template <int CAST, bool DIGEST, bool STORE>
-__device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, uint64_t first, uint64_t bytes,
-                         const uint32_t (&w)[2][4], const uint64_t (&presence)[2])
+__device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, uint64_t first,
+                         uint64_t bytes, const uint32_t (&w)[2][4], const uint64_t (&presence)[2])
 {
-    constexpr unsigned BATCH = CAST == KERNEL_NO_CAST ? 8 : 4; /* loads in flight: a cast reads twice as much */
+    /* loads in flight: a cast reads twice as much */
+    constexpr unsigned BATCH = CAST == KERNEL_NO_CAST ? 8 : 4;
     unsigned lane = threadIdx.x % WARP;
 
     for (uint64_t at = 0; at < bytes; at += SEGMENT) {
@@ -115,8 +123,9 @@ __device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, 
                     *reinterpret_cast<uint4 *>(to + off) = v[i];
                 for (unsigned l = 0; DIGEST && l < 2; l++) {
                     uint64_t h = __shfl_sync(0xffffffffu, hash[l], 2 * (step + i) + lane / 16);
-                    uint64_t sum = presence[l] + (uint64_t)v[i].x * w[l][0] + (uint64_t)v[i].y * w[l][1] +
-                                   (uint64_t)v[i].z * w[l][2] + (uint64_t)v[i].w * w[l][3];
+                    uint64_t sum = presence[l] + (uint64_t)v[i].x * w[l][0] +
+                                   (uint64_t)v[i].y * w[l][1] + (uint64_t)v[i].z * w[l][2] +
+                                   (uint64_t)v[i].w * w[l][3];
 
                     if (in)
                         s.lane[l] += sum * h;
@@ -126,7 +135,8 @@ __device__ void run_fast(sums &s, const unsigned char *from, unsigned char *to, 
     }
 }
 
-template <typename T, bool STORE> __device__ void carry(unsigned char *b, const unsigned char *from, unsigned char *to)
+template <typename T, bool STORE>
+__device__ void carry(unsigned char *b, const unsigned char *from, unsigned char *to)
 {
     *reinterpret_cast<T *>(b) = *reinterpret_cast<const T *>(from);
     if (STORE)
@@ -135,7 +145,8 @@ template <typename T, bool STORE> __device__ void carry(unsigned char *b, const 
 
 /* One run, by one warp, at any alignment: as wide as the two addresses and the length allow. */
 template <int CAST, bool DIGEST, bool STORE>
-__device__ void run_any(sums &s, const unsigned char *from, unsigned char *to, uint64_t first, uint64_t bytes)
+__device__ void run_any(sums &s, const unsigned char *from, unsigned char *to, uint64_t first,
+                        uint64_t bytes)
 {
     unsigned lane = threadIdx.x % WARP;
 
@@ -151,7 +162,11 @@ __device__ void run_any(sums &s, const unsigned char *from, unsigned char *to, u
         return;
     }
     uint64_t align = (uint64_t)from | (STORE ? (uint64_t)to : 0);
-    unsigned width = align % 16 == 0 ? 16 : align % 8 == 0 ? 8 : align % 4 == 0 ? 4 : align % 2 == 0 ? 2 : 1;
+    unsigned width = align % 16 == 0  ? 16
+                     : align % 8 == 0 ? 8
+                     : align % 4 == 0 ? 4
+                     : align % 2 == 0 ? 2
+                                      : 1;
     uint64_t whole = bytes / width * width;
 
     for (uint64_t at = lane * width; at < whole; at += WARP * width) {
@@ -178,8 +193,8 @@ __device__ void run_any(sums &s, const unsigned char *from, unsigned char *to, u
 }
 
 template <int CAST, bool DIGEST, bool STORE = true>
-__device__ void move(const kernel_piece *pieces, uint64_t n, const unsigned char *from, unsigned char *to,
-                     unsigned long long *digests)
+__device__ void move(const kernel_piece *pieces, uint64_t n, const unsigned char *from,
+                     unsigned char *to, unsigned long long *digests)
 {
     unsigned warp = threadIdx.x / WARP, warps = blockDim.x / WARP, slot = threadIdx.x % 16;
     uint32_t w[2][4];
@@ -195,13 +210,15 @@ __device__ void move(const kernel_piece *pieces, uint64_t n, const unsigned char
         uint64_t parts = (p.run_bytes + SEGMENT - 1) / SEGMENT, all = parts * p.rows;
         uint64_t odd = (uint64_t)from + p.from_off | p.run_bytes | (p.rows > 1 ? p.from_step : 0) |
                        (STORE ? (uint64_t)to + p.to_off | (p.rows > 1 ? p.to_step : 0) : 0);
-        bool fast = odd % 16 == 0 && p.first_byte % DIGEST_BLOCK == 0 && (p.rows == 1 || p.byte_step % DIGEST_BLOCK == 0);
+        bool fast = odd % 16 == 0 && p.first_byte % DIGEST_BLOCK == 0 &&
+                    (p.rows == 1 || p.byte_step % DIGEST_BLOCK == 0);
         sums s = { { 0, 0 } };
 
         for (uint64_t k = warp; k < all; k += warps) { /* each warp a stretch of a row */
             uint64_t row = k / parts, at = k % parts * SEGMENT;
             uint64_t bytes = p.run_bytes - at < SEGMENT ? p.run_bytes - at : SEGMENT;
-            const unsigned char *f = from + p.from_off + row * p.from_step + (CAST == KERNEL_NO_CAST ? at : 2 * at);
+            const unsigned char *f =
+                from + p.from_off + row * p.from_step + (CAST == KERNEL_NO_CAST ? at : 2 * at);
             unsigned char *t = to + p.to_off + row * p.to_step + at;
             uint64_t first = p.first_byte + row * p.byte_step + at;
 
@@ -221,15 +238,15 @@ __device__ void move(const kernel_piece *pieces, uint64_t n, const unsigned char
 
 } // namespace
 
-#define MOVE_KERNEL(name, cast)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(KERNEL_MOVE_BLOCK)                                           \
-    name(const kernel_piece *pieces, uint64_t n, const unsigned char *from, unsigned char *to,                \
-         unsigned long long *digests)                                                                         \
-    {                                                                                                         \
-        if (digests)                                                                                          \
-            move<cast, true>(pieces, n, from, to, digests);                                                   \
-        else                                                                                                  \
-            move<cast, false>(pieces, n, from, to, digests);                                                  \
+#define MOVE_KERNEL(name, cast)                                                                    \
+    extern "C" __global__ void __launch_bounds__(KERNEL_MOVE_BLOCK)                                \
+        name(const kernel_piece *pieces, uint64_t n, const unsigned char *from, unsigned char *to, \
+             unsigned long long *digests)                                                          \
+    {                                                                                              \
+        if (digests)                                                                               \
+            move<cast, true>(pieces, n, from, to, digests);                                        \
+        else                                                                                       \
+            move<cast, false>(pieces, n, from, to, digests);                                       \
     }
 MOVE_KERNEL(furlong_move, KERNEL_NO_CAST)
 MOVE_KERNEL(furlong_move_bf16, KERNEL_F32_TO_BF16)
@@ -243,13 +260,16 @@ furlong_digest(const kernel_piece *pieces, uint64_t n, const unsigned char *from
     move<KERNEL_NO_CAST, true, false>(pieces, n, from, nullptr, digests);
 }
 
-/* One warp a block of the two versions: flags are bytes, so no two warps write the same word's neighbours at once. */
+/* One warp a block of the two versions: flags are bytes, so no two warps write the same word's
+ * neighbours at once. */
 extern "C" __global__ void __launch_bounds__(KERNEL_MOVE_BLOCK)
-furlong_changed(const unsigned char *a, const unsigned char *b, uint64_t bytes, uint32_t block_bytes, unsigned char *flags)
+    furlong_changed(const unsigned char *a, const unsigned char *b, uint64_t bytes,
+                    uint32_t block_bytes, unsigned char *flags)
 {
     unsigned lane = threadIdx.x % WARP;
     uint64_t warp = (uint64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    uint64_t warps = (uint64_t)gridDim.x * (blockDim.x / WARP), blocks = (bytes + block_bytes - 1) / block_bytes;
+    uint64_t warps = (uint64_t)gridDim.x * (blockDim.x / WARP),
+             blocks = (bytes + block_bytes - 1) / block_bytes;
     bool wide = ((uint64_t)a | (uint64_t)b | block_bytes) % 16 == 0;
 
     for (uint64_t i = warp; i < blocks; i += warps) {
@@ -258,7 +278,8 @@ furlong_changed(const unsigned char *a, const unsigned char *b, uint64_t bytes, 
         bool differs = false;
 
         for (uint64_t k = lane * 16; k < whole; k += WARP * 16) {
-            uint4 x = __ldcs(reinterpret_cast<const uint4 *>(a + at + k)), y = __ldcs(reinterpret_cast<const uint4 *>(b + at + k));
+            uint4 x = __ldcs(reinterpret_cast<const uint4 *>(a + at + k)),
+                  y = __ldcs(reinterpret_cast<const uint4 *>(b + at + k));
 
             differs |= (x.x ^ y.x) | (x.y ^ y.y) | (x.z ^ y.z) | (x.w ^ y.w);
         }

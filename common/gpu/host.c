@@ -602,17 +602,20 @@ static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch 
 }
 
 /* clang-format off */
-#define MEMORY_OF_THE_HOST                                                                                     \
-    .close = fake_close, .info = fake_info, .memory = fake_memory, .sync = fake_sync,                          \
-    .chunk_create = fake_chunk_create, .chunk_release = fake_chunk_release, .chunk_held = fake_chunk_held,     \
-    .chunk_export = fake_chunk_export, .chunk_import = fake_chunk_import, .reserve = fake_reserve,             \
-    .unreserve = fake_unreserve, .map = fake_map, .unmap = fake_unmap, .alloc = fake_alloc,                    \
-    .free = drop_block, .ipc_get = fake_ipc_get, .ipc_open = fake_ipc_open, .ipc_close = drop_block,           \
-    .left_of = fake_left_of, .peer = fake_peer, .where = fake_where, .pin = fake_pin, .unpin = fake_unpin, .stream = fake_stream,                            \
-    .stream_free = fake_stream_free, .stream_raw = fake_stream_raw, .raw_sync = fake_raw_sync, .stream_sync = fake_stream_sync, .stream_wait = fake_stream_wait,         \
-    .event = fake_event, .event_free = fake_event_free, .event_record = fake_event_record,                     \
-    .event_done = fake_event_done, .event_sync = fake_event_sync, .event_ms = fake_event_ms,                   \
-    .copy = fake_copy, .fill = fake_fill, .launch = fake_launch
+#define MEMORY_OF_THE_HOST                                                                        \
+    .close = fake_close, .info = fake_info, .memory = fake_memory, .sync = fake_sync,             \
+    .chunk_create = fake_chunk_create, .chunk_release = fake_chunk_release,                       \
+    .chunk_held = fake_chunk_held, .chunk_export = fake_chunk_export,                             \
+    .chunk_import = fake_chunk_import, .reserve = fake_reserve, .unreserve = fake_unreserve,      \
+    .map = fake_map, .unmap = fake_unmap, .alloc = fake_alloc, .free = drop_block,                \
+    .ipc_get = fake_ipc_get, .ipc_open = fake_ipc_open, .ipc_close = drop_block,                  \
+    .left_of = fake_left_of, .peer = fake_peer, .where = fake_where, .pin = fake_pin,             \
+    .unpin = fake_unpin, .stream = fake_stream, .stream_free = fake_stream_free,                  \
+    .stream_raw = fake_stream_raw, .raw_sync = fake_raw_sync, .stream_sync = fake_stream_sync,    \
+    .stream_wait = fake_stream_wait, .event = fake_event, .event_free = fake_event_free,          \
+    .event_record = fake_event_record, .event_done = fake_event_done,                             \
+    .event_sync = fake_event_sync, .event_ms = fake_event_ms, .copy = fake_copy,                  \
+    .fill = fake_fill, .launch = fake_launch
 /* clang-format on */
 const struct gpu_ops gpu_fake = {
     .name = "fake", .list = gpu_fake_visible, .open = fake_open, MEMORY_OF_THE_HOST

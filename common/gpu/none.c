@@ -1,5 +1,5 @@
-/* No devices: every way in says so, and nothing can be held that another function would be given.
- */
+/* No devices: every way in says so, and nothing can be held that another function would be
+ * given. */
 #include "common/gpu/gpu_priv.h"
 
 static enum fl_status none_list(struct gpu_info *out, size_t *n, struct fl_err *err)

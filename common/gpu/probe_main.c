@@ -151,8 +151,8 @@ static enum fl_status start_peer(int *sock, pid_t *pid, struct fl_err *err)
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
         return fl_fail_errno(err, "sockets to the second process");
     posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, STDERR_FILENO,
-                                     STDOUT_FILENO); /* the answer is the first one's alone */
+    /* the answer is the first one's alone */
+    posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&files, ends[1], PEER_FD);
     posix_spawn_file_actions_addclosefrom_np(&files, PEER_FD + 1);
     e = posix_spawn(pid, "/proc/self/exe", &files, NULL, argv, environ);
@@ -163,8 +163,8 @@ static enum fl_status start_peer(int *sock, pid_t *pid, struct fl_err *err)
         errno = e;
         return fl_fail_errno(err, "start the second process");
     }
-    (void)setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &wait,
-                     sizeof(wait)); /* bounds a peer that hangs in the driver */
+    /* bounds a peer that hangs in the driver */
+    (void)setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
     *sock = ends[0];
     return FL_OK;
 }
@@ -313,8 +313,8 @@ static enum fl_status probe_all(struct gpu_found *out, size_t *n, struct fl_err 
     pid_t pid = -1;
 
     FL_TRY(gpu_pick(&ops, err));
-    FL_TRY(
-        start_peer(&sock, &pid, err)); /* first: a driver that is started does not survive a fork */
+    /* first: a driver that is started does not survive a fork */
+    FL_TRY(start_peer(&sock, &pid, err));
     enum fl_status st = ops->list(all, &count, err);
     for (size_t i = 0; i < count && st == FL_OK; i++) {
         out[i] = (struct gpu_found){ .info = all[i] };

@@ -353,7 +353,8 @@ static unsigned long long *busy_until(struct gpu_watch *w, const char *uuid)
             continue;
         (void)FL_COPY(w->busy[i].uuid, uuid);
         clock_gettime(CLOCK_REALTIME, &now); /* NVML's own: compared with nothing else */
-        w->busy[i].until_us = (unsigned long long)now.tv_sec * 1000000 + (unsigned)now.tv_nsec / 1000 - FIRST_US;
+        w->busy[i].until_us =
+            (unsigned long long)now.tv_sec * 1000000 + (unsigned)now.tv_nsec / 1000 - FIRST_US;
         return &w->busy[i].until_us;
     }
     return NULL;

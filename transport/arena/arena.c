@@ -127,8 +127,8 @@ void arena_destroy(struct arena *a)
 {
     if (!a)
         return;
-    (void)a->gpu->sync(
-        a->g, NULL); /* what still runs must not lose its memory; a lost device is past that */
+    /* what still runs must not lose its memory; a lost device is past that */
+    (void)a->gpu->sync(a->g, NULL);
     for (unsigned i = 0; i < ARENA_TAGS; i++)
         region_fini(a, &a->regions[i]);
     for (unsigned i = 0; i < ARENA_STREAMS; i++)
@@ -188,8 +188,8 @@ void arena_chunk_gone(struct arena *a, struct region *r, size_t i, enum chunk_st
     struct chunk *c = &r->chunks[i];
 
     if (c->state == CHUNK_IN) {
-        (void)a->gpu->unmap(a->g, r->base + i * r->chunk_bytes, r->chunk_bytes,
-                            NULL); /* ours and mapped: only a lost device refuses */
+        /* ours and mapped: only a lost device refuses */
+        (void)a->gpu->unmap(a->g, r->base + i * r->chunk_bytes, r->chunk_bytes, NULL);
         a->gpu->chunk_release(a->g, &c->mem);
         a->chunks_bytes -= r->chunk_bytes;
     }

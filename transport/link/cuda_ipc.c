@@ -217,8 +217,8 @@ static struct link_op *pull_ends(struct ipc *k, enum fl_status st, const struct 
                     (unsigned long long)p->bytes, k->self.gpu_uuid, why->text);
     }
     op->bytes = p->bytes;
-    op->took_ns =
-        (uint64_t)((double)ms * 1e6) + 1; /* of the device: how late the loop looked is not in it */
+    /* of the device: how late the loop looked is not in it */
+    op->took_ns = (uint64_t)((double)ms * 1e6) + 1;
     ipc_view_put(k->dev, p->view);
     k->first++;
     k->n_pulls--;
@@ -463,8 +463,8 @@ static enum fl_status launch(struct ipc *k, struct ipc_pull *p, const struct ipc
         FL_TRY(k->dev->gpu->event_record(p->begun, k->stream, err));
         return launch_far(k, p, t, a.from, a.to, err);
     }
-    FL_TRY(clear_sums(k, p, k->stream,
-                      err)); /* the device has come to this process, if it was at another */
+    /* the device has come to this process, if it was at another */
+    FL_TRY(clear_sums(k, p, k->stream, err));
     FL_TRY(k->dev->gpu->event_record(p->begun, k->stream, err));
     return launch_kernel(k, p, k->stream, &a, err);
 }

@@ -1,5 +1,5 @@
-/* transport/link/tcp.c - between machines: the receiver asks, the source's thread sends from memory
- */
+/* transport/link/tcp.c - between machines: the receiver asks, the source's thread sends from
+ * memory */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>

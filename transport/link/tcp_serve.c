@@ -278,8 +278,8 @@ static int step(struct tcp *k, struct tcp_serving *c)
         break;
     case SERVING_SAY:
         st = put_say(c);
-        if (st > 0 &&
-            c->state == SERVING_ASK) { /* refused: the runs were read, the next ask follows */
+        /* refused: the runs were read, the next ask follows */
+        if (st > 0 && c->state == SERVING_ASK) {
             free(c->runs);
             c->runs = NULL;
         }

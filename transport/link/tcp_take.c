@@ -238,8 +238,8 @@ static unsigned next_iov(const struct tcp_taking *c, const struct tcp_pull *p, s
     return n;
 }
 
-/* got bytes lie where next_iov() said, or at bounce; they are digested while they are in the cache.
- */
+/* got bytes lie where next_iov() said, or at bounce; they are digested while they are in the
+ * cache. */
 static void advance(struct tcp_taking *c, struct tcp_pull *p, size_t got, const char *bounce)
 {
     p->arrived += got;

@@ -251,8 +251,8 @@ static void heard_report(struct co_member *m, enum fl_status st, const struct wi
 {
     struct fl_err err = why ? *why : (struct fl_err){ 0 };
 
-    /* Neither offered nor accepted: its program loads, and will. A fill is tried again as a whole.
-     */
+    /* Neither offered nor accepted: its program loads, and will. A fill is tried again as a
+     * whole. */
     if (st == FL_NOT_FOUND && m->c->run && m->c->req.kind == XFER_ADVANCE) {
         fl_fail(&m->why, st, "%s: %s", m->me.name, err.text);
         fl_muster_at(m->c->muster, m->muster_at, "%s", err.text);

@@ -242,8 +242,8 @@ static void heard_abort(struct co_member *m, enum fl_status st, const struct wir
         co_again(m, m->ask);
         return;
     }
-    if (st == FL_OK &&
-        msg_read_state(reply, &s, NULL) == FL_OK) { /* of the rest, what it said before */
+    /* of the rest, what it said before */
+    if (st == FL_OK && msg_read_state(reply, &s, NULL) == FL_OK) {
         m->st.state = s.state;
         m->st.bytes = s.bytes;
         m->st.other_bytes = s.other_bytes;

@@ -48,8 +48,8 @@ static void on_watched(struct call_op *op, enum fl_status st, const struct wire_
         m->told = m->asked = s.asked;
         m->wants_number = s.wants_number;
         m->wants_slot = s.wants_slot;
-        m->wants_due_ns =
-            co_due(m->c, s.wants_ms - s.wants_ms / 8); /* the answer has to be there in time */
+        /* the answer has to be there in time */
+        m->wants_due_ns = co_due(m->c, s.wants_ms - s.wants_ms / 8);
         co_grant_next(m->c);
     }
     co_watch(m);
@@ -229,8 +229,8 @@ static void reported_over(void *arg, enum fl_status st, const struct fl_err *err
     (void)st;
     (void)err;
     for (const struct co_member *m = c->members; m; m = m->next) {
-        if (!m->source && !m->gone && !m->mustered &&
-            !is_settled(m)) { /* came while the others were asked */
+        /* came while the others were asked */
+        if (!m->source && !m->gone && !m->mustered && !is_settled(m)) {
             co_reconcile(c, grant_due(c), reported_over);
             return;
         }

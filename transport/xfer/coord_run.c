@@ -208,8 +208,8 @@ static void wait_for(struct co_member *m, co_heard heard)
     w.set = m->c->set;
     w.epoch = &epoch;
     w.wait_ms = COORD_WAIT_MS;
-    w.has_have_in =
-        true; /* answered earlier when more are in, so that a message can name the bucket */
+    /* answered earlier when more are in, so that a message can name the bucket */
+    w.has_have_in = true;
     w.have_in = m->st.buckets_in;
     co_call(m, FL_XFER_WAIT, &w.base, (struct fl_bytes){ 0 }, co_due(m->c, 2 * COORD_WAIT_MS),
             heard);
@@ -327,9 +327,9 @@ static void few_staged(struct xfer_coord *c, unsigned have, unsigned least)
             m ? "; " : "", m ? m->why.text : "");
 }
 
-/* Engines that must hold the version. In a fill each stands for itself: one whose memory is given
- * away would else keep another from serving, for whom the driver may wait before it gives it back.
- */
+/* Engines that must hold the version. In a fill each stands for itself: one whose memory is
+ * given away would else keep another from serving, for whom the driver may wait before it gives
+ * it back. */
 static unsigned least_engines(const struct xfer_coord *c, unsigned live)
 {
     if (c->req.least_engines)

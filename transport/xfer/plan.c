@@ -221,8 +221,8 @@ static uint64_t predict(struct planner *pl)
             ns = k->cost_ns(&pl->in->places[e->from], &pl->in->places[to], bytes) +
                  (uint64_t)e->n_buckets * BUCKET_NS;
             pl->busy_ns[to] += ns;
-            /* out of a device's memory to another device: its links out are what all takers share
-             */
+            /* out of a device's memory to another device: its links out are what all takers
+             * share */
             bool out_of_device =
                 strcmp(pl->in->places[e->from].gpu_uuid, pl->in->places[to].gpu_uuid) != 0;
 

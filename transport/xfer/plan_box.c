@@ -98,8 +98,8 @@ bool box_list_cut(struct box_list *l, unsigned ndim, const struct xfer_box *cut,
 
         if (taken && !box_list_add(taken, &both))
             return false;
-        l->at[i] =
-            l->at[--l->n]; /* what is left of it has nothing of cut, and need not be seen again */
+        /* what is left of it has nothing of cut, and need not be seen again */
+        l->at[i] = l->at[--l->n];
         for (unsigned k = 0; k < n; k++)
             if (!box_list_add(l, &left[k]))
                 return false;

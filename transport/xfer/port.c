@@ -27,7 +27,8 @@ const struct call_method xfer_methods[XFER_N_METHODS] = {
     { FL_XFER_CHECK,     "xfer.check",     port_serve, NULL, NULL },
     { FL_XFER_STAGE,     "xfer.stage",     port_serve, NULL, NULL },
 };
-static const ProtobufCMessageDescriptor *const bodies[XFER_N_METHODS] = { /* in the order of the methods */
+/* In the order of the methods. */
+static const ProtobufCMessageDescriptor *const bodies[XFER_N_METHODS] = {
     &fl__xfer_reconcile__descriptor, &fl__xfer_begin__descriptor,  &fl__xfer_wait__descriptor,
     &fl__xfer_verify__descriptor,    &fl__xfer_commit__descriptor, &fl__xfer_abort__descriptor,
     &fl__xfer_resume__descriptor,    &fl__xfer_end__descriptor,    &fl__xfer_watch__descriptor,

@@ -35,8 +35,8 @@ struct xfer_source {
     uint64_t (*fresh)[2];   /* being made */
     struct fl_work digest_work;
     struct fl_err digest_err;
-    struct link_seg
-        *segs; /* on a device: the runs of all pieces, memory by memory; tensor is the piece */
+    /* on a device: the runs of all pieces, memory by memory; tensor is the piece */
+    struct link_seg *segs;
     size_t *segs_of; /* of each memory, where they begin; one more */
     size_t n_segs;
     struct link_digester **digesters; /* of each memory */

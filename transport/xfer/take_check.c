@@ -205,8 +205,8 @@ static void add_sums(struct take *t)
     }
 }
 
-/* Buckets whose segments cannot be vouched for: of wrong tensors, or replicas that no sum counts.
- */
+/* Buckets whose segments cannot be vouched for: of wrong tensors, or replicas that no sum
+ * counts. */
 static bool mark_suspects(struct take *t)
 {
     const struct xfer_plan *p = t->o.part;
@@ -218,8 +218,8 @@ static bool mark_suspects(struct take *t)
             size_t i = p->buckets[b].first_seg + k;
             uint32_t tensor = p->segs[i].tensor;
             bool part = t->sum_bytes[tensor] != xfer_tensor_bytes(&p->tensors[tensor]);
-            bool disk =
-                p->edges[p->buckets[b].edge].link == XFER_LINK_DISK; /* its files carry checksums */
+            /* its files carry checksums */
+            bool disk = p->edges[p->buckets[b].edge].link == XFER_LINK_DISK;
 
             if (t->locating ? t->wrong[tensor] : part && !p->once[i] && !disk)
                 t->suspect[b] = any = true;
@@ -315,8 +315,8 @@ void take_compare(struct take *t)
         t->in_work++;
         fl_work_start(t->o.port->loop, &t->equal);
     } else if (t->o.part->mode == XFER_SHARE) {
-        t->verdict_given =
-            true; /* the writer's own digest, and its version word: nothing was copied */
+        /* the writer's own digest, and its version word: nothing was copied */
+        t->verdict_given = true;
         agreed(t);
     } else {
         compare_sums(t);

@@ -20,8 +20,8 @@ static bool one_device(const struct take_edge *te)
     return p[0].gpu_uuid[0] && strcmp(p[0].gpu_uuid, mine->gpu_uuid) == 0;
 }
 
-/* How many buckets from that one on, all of them lacking: their segments lie one after the other.
- */
+/* How many buckets from that one on, all of them lacking: their segments lie one after the
+ * other. */
 static uint32_t together(const struct take_edge *te, uint32_t first)
 {
     const struct take *t = te->take;
@@ -322,8 +322,8 @@ static void disk_work(struct fl_work *w)
     struct take *t = te->take;
     const struct xfer_bucket *first = &t->o.part->buckets[te->e->first_bucket],
                              *last = first + te->e->n_buckets - 1;
-    size_t n =
-        last->first_seg + last->n_segs - first->first_seg; /* an edge's segments lie together */
+    /* an edge's segments lie together */
+    size_t n = last->first_seg + last->n_segs - first->first_seg;
 
     memset(t->digests[first->first_seg], 0, n * sizeof(t->digests[0]));
     (void)delta_take(t->delta_dir, t->o.local_dir, t->o.target.number, t->o.part,

@@ -522,7 +522,8 @@ static void asks_cancel(struct client_sync *s)
         next = one->next;
         client_ask_cancel(&one->ask);
     }
-    a->ending = s; /* not before: the end of the last one would let a go while it is still read here */
+    /* not before: the end of the last one would let a go while it is still read here */
+    a->ending = s;
     asks_end_if_empty(a);
 }
 

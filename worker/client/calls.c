@@ -243,8 +243,8 @@ void client_calls_other(void *service, struct call_req *req, const struct wire_m
 }
 
 /* ---- to the program ------------------------------------------------------------------------- */
-/* Nobody waits for it any more, or its memory cannot be brought back: settled without the program.
- */
+/* Nobody waits for it any more, or its memory cannot be brought back: settled without the
+ * program. */
 static bool settled_early(struct furlong_call *c)
 {
     struct fl_err err = { 0 };

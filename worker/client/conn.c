@@ -59,8 +59,8 @@ static void conn_end(struct client_conn *c, const struct fl_err *why)
     free(c);
 }
 
-/* Any of them may drop itself or others on the way, so the list is walked from its start each time.
- */
+/* Any of them may drop itself or others on the way, so the list is walked from its start each
+ * time. */
 static void users_tell(struct client_conn *c, void (*tell)(struct client_conn_user *u))
 {
     struct client_conn_user *u;
@@ -107,8 +107,8 @@ static void conn_closed(void *service, const struct fl_err *why)
     struct client_conn *c = service;
     struct fl_err err = { 0 };
 
-    /* Another mount or user namespace; or a full backlog, which is over in a moment: tcp is for good, and carries no
-     * descriptors. */
+    /* Another mount or user namespace; or a full backlog, which is over in a moment: tcp is for
+     * good, and carries no descriptors. */
     if (!c->open && c->over_unix && *c->at.tcp) {
         call_peer_destroy(FL_TAKE(c->call));
         c->over_unix = ++c->unix_tries < UNIX_TRIES;

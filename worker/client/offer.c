@@ -215,8 +215,8 @@ static enum fl_status move(struct furlong_weights *w, uint64_t version, uint32_t
         return fl_fail(err, FL_INVALID, "%s: these weights are accepted, not offered", w->set);
     if (version == FURLONG_NO_VERSION)
         return fl_fail(err, FL_INVALID, "%s: that number stands for no version", w->set);
-    st =
-        publish ? slots_settle(&w->home, err) : FL_OK; /* whole only when kernels have written it */
+    /* whole only when kernels have written it */
+    st = publish ? slots_settle(&w->home, err) : FL_OK;
     if (st == FL_OK)
         st = client_sync_run(w->f->loop, &m.sync, source_begin, err);
     return st == FL_OK ? FL_OK

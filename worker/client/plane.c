@@ -143,8 +143,8 @@ static bool left_behind(const struct xfer_report *rep, uint32_t party)
     for (unsigned i = 0; i < n; i++)
         if (rep->left[i].party == party)
             return true;
-    return rep->n_left_behind >
-           n; /* not all are named: better filled once more than served stale */
+    /* not all are named: better filled once more than served stale */
+    return rep->n_left_behind > n;
 }
 
 static void run_noted(struct plane *p, const struct xfer_report *rep)
@@ -197,8 +197,8 @@ static void set_has_version(struct plane *p)
     pthread_mutex_unlock(&p->d->mu);
 }
 
-/* The connection of a source broke while the update stood in line behind the end of the last one: nothing has begun, and it
- * starts when all are reached again. */
+/* The connection of a source broke while the update stood in line behind the end of the last one:
+ * nothing has begun, and it starts when all are reached again. */
 static bool starts_again(struct plane *p, struct updating *u, enum fl_status st)
 {
     bool away = false;

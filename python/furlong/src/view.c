@@ -1,5 +1,5 @@
-/* Memory of the library, shown: as a buffer where struct has a letter for the type, and by DLPack.
- */
+/* Memory of the library, shown: as a buffer where struct has a letter for the type, and by
+ * DLPack. */
 #include "core.h"
 
 #include "dlpack.h"
@@ -172,7 +172,8 @@ static PyObject *view_device(PyObject *self, PyObject *none)
     struct py_view *v = (struct py_view *)self;
 
     (void)none;
-    return v->device < 0 ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, v->device);
+    return v->device < 0 ? Py_BuildValue("(ii)", DL_CPU, 0)
+                         : Py_BuildValue("(ii)", DL_CUDA, v->device);
 }
 
 /* The same memory as bytes one after the other: a type that a library has no DLPack name for (fp8)

@@ -16,7 +16,8 @@ struct py_weights {
     struct py_child child;
     struct furlong_weights *w; /* NULL: dropped */
     struct shape_row *rows;
-    Py_ssize_t n, views, turns; /* turns: begin(), publish() and commit() that are inside the library */
+    /* turns: begin(), publish() and commit() that are inside the library */
+    Py_ssize_t n, views, turns;
     PyObject *index; /* name: number */
     PyObject *lent; /* the tensors that are given where they lie */
     bool offered;
@@ -329,7 +330,8 @@ static PyObject *weights_drop(PyObject *self, PyObject *none)
     if (!w)
         Py_RETURN_NONE;
     if (s->turns) /* it would go under that thread, or under one that Ctrl-C gave up */
-        return core_fail(FL_AGAIN, "drop: begin(), publish() or commit() of these weights is under way");
+        return core_fail(FL_AGAIN,
+                         "drop: begin(), publish() or commit() of these weights is under way");
     if (s->views)
         return core_fail(FL_INVALID, "drop: %zd views of these weights are still held", s->views);
     if (!run_enter(s->run))

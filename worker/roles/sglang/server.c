@@ -114,7 +114,9 @@ enum fl_status sglang_do(const struct sglang_server *s, const char *path, json_t
 /* ---- our child ---- */
 static bool port_bind(uint16_t port, uint16_t *got)
 {
-    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) }, .sin_port = htons(port) };
+    struct sockaddr_in at = { .sin_family = AF_INET,
+                              .sin_addr = { htonl(INADDR_LOOPBACK) },
+                              .sin_port = htons(port) };
     socklen_t len = sizeof(at);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
@@ -128,7 +130,8 @@ static bool port_bind(uint16_t port, uint16_t *got)
 }
 
 /* One of this engine's own, which nobody else is told while it lives; the next of them where
- * somebody took it all the same. Without a daemon that gives some: any that is free at this moment. */
+ * somebody took it all the same. Without a daemon that gives some: any that is free at this
+ * moment. */
 static enum fl_status free_port(uint16_t *out, struct fl_err *err)
 {
     const char *given = getenv("FURLONG_BASE_PORT");
@@ -142,7 +145,8 @@ static enum fl_status free_port(uint16_t *out, struct fl_err *err)
                 return FL_OK;
             if (!fl_port_holder((uint16_t)(base + i), who, sizeof(who)))
                 (void)FL_COPY(who, "somebody");
-            fl_warn("a port of this engine is taken, the next one is tried port=%d by=\"%s\"", (int)(base + i), who);
+            fl_warn("a port of this engine is taken, the next one is tried port=%d by=\"%s\"",
+                    (int)(base + i), who);
         }
     return port_bind(0, out) ? FL_OK : fl_fail_errno(err, "a port for the SGLang server");
 }
@@ -201,8 +205,8 @@ static enum fl_status child_spawn(struct sglang_server *s, const char *command, 
     return s->pidfd >= 0 ? FL_OK : fl_fail_errno(err, "watch the SGLang server");
 }
 
-/* Which variables it does not know is asked of the Python that the command begins with, beside the start: it only writes notes to the
- * log. A command that begins otherwise is not asked. */
+/* Which variables it does not know is asked of the Python that the command begins with, beside the
+ * start: it only writes notes to the log. A command that begins otherwise is not asked. */
 static void names_ask(const char *command)
 {
     size_t n = strcspn(command, " \t\n");
@@ -212,7 +216,9 @@ static void names_ask(const char *command)
 
     base = base ? base + 1 : command;
     if (strncmp(base, "python", 6) == 0) {
-        fl_str_add(&line, "%.*s -m furlong_sglang.names </dev/null 1>&2 2>/dev/null &", (int)n, command); /* the keeper is its next parent */
+        /* the keeper is its next parent */
+        fl_str_add(&line, "%.*s -m furlong_sglang.names </dev/null 1>&2 2>/dev/null &", (int)n,
+                   command);
         if (!line.cut && shell_start(fl_str_text(&line), -1, &pid, NULL) == FL_OK)
             (void)waitpid(pid, NULL, 0); /* of the shell, which goes at once */
     }

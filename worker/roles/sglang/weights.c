@@ -104,8 +104,8 @@ static enum fl_status disk_way(struct weights *w, const struct weights_version *
                                "flush_cache", flush, "weight_version", v->label),
                      ms, err));
     fl_copy(w->last, sizeof(w->last), folder);
-    weights_disk_sweep(w->dir,
-                       w->last); /* SGLang may read its model_path again: the last one stays */
+    /* SGLang may read its model_path again: the last one stays */
+    weights_disk_sweep(w->dir, w->last);
     return FL_OK;
 }
 
