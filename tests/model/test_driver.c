@@ -260,7 +260,7 @@ static void run_dir_clear(void)
 static void columns(void **state)
 {
     static const struct { const char *name, *flags, *start, *step; } rows[] = {
-        { "split", "", UP "launch:trainer T.state E.pause update E.resume", "generate train E.pause update E.resume record" },
+        { "split", "", "launch:rollout launch:trainer E.resume T.state E.pause update E.resume", "generate train E.pause update E.resume record" },
         { "colocated", "--colocate",
           UP_AWAY "T.offload E.onload_weights update E.onload_kv",
           "generate E.offload_kv E.offload_weights T.onload train T.offload E.onload_weights update E.onload_kv record" },
@@ -276,7 +276,7 @@ static void columns(void **state)
           "launch:rollout E.resume E.offload_kv launch:trainer T.state T.offload update E.onload_kv",
           "generate E.offload_kv T.onload train T.offload update E.onload_kv record" },
         { "split with offload", "--offload",
-          UP_AWAY "T.offload E.onload_weights E.pause update E.resume E.onload_kv",
+          "launch:rollout launch:trainer E.resume E.offload_kv E.offload_weights T.state T.offload E.onload_weights E.pause update E.resume E.onload_kv",
           "generate E.offload_kv E.offload_weights T.onload train T.offload E.onload_weights E.pause update E.resume E.onload_kv record" },
         { "saved and evaluated", "--colocate --save-interval 1 --eval-interval 1",
           UP_AWAY "T.offload E.onload_weights update E.onload_kv",

@@ -215,12 +215,17 @@ static enum fl_status answers(struct driver *d, enum drv_side side, const char *
     return st == FL_UNSUPPORTED || st == FL_INVALID ? FL_OK : st; /* it answered */
 }
 
+/* On devices of their own they load at the same time; on shared ones the engines first, which then
+ * make room. */
 enum fl_status drv_bring_up(struct driver *d, struct fl_err *err)
 {
     FL_TRY(d->ops->launch(d, DRV_ENGINES, err));
+    if (!d->flags.colocate)
+        FL_TRY(d->ops->launch(d, DRV_TRAINERS, err));
     FL_TRY(answers(d, DRV_ENGINES, "resume", err));
     FL_TRY(rows_run(d, engines_loaded, err));
-    FL_TRY(d->ops->launch(d, DRV_TRAINERS, err));
+    if (d->flags.colocate)
+        FL_TRY(d->ops->launch(d, DRV_TRAINERS, err));
     return answers(d, DRV_TRAINERS, "state", err);
 }
 
