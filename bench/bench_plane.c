@@ -23,6 +23,7 @@
 #include <sys/socket.h>
 #include <time.h>
 #include "bench/median.h"
+#include "bench/must.h"
 #include "bench/plane_driver.h"
 #include "common/base/fault.h"
 #include "common/base/log.h"
@@ -32,14 +33,6 @@ enum { WARM = 3, ROUNDS_MAX = 4096, LINK_WAIT_MS = 20000 };
 static struct plane *const d = &plane_d;
 static unsigned wrong;
 static struct fl_err err;
-
-static void must(enum fl_status st, const char *what)
-{
-    if (st == FL_OK)
-        return;
-    fprintf(stderr, "bench_plane: %s: %s\n", what, err.text);
-    exit(1);
-}
 
 static double ms_of(uint64_t ns)
 {
@@ -227,8 +220,8 @@ static void places_of(struct link_place *out, size_t *n)
     struct gpu_found *found;
 
     *n = GPU_MAX;
-    must(gpu_pick(&gpu, &err), "devices");
-    must(gpu->list(all, n, &err), "devices");
+    must(gpu_pick(&gpu, &err));
+    must(gpu->list(all, n, &err));
     found = calloc(*n + 1, sizeof(*found));
     for (size_t i = 0; i < *n; i++)
         found[i] = (struct gpu_found){ .info = all[i],
@@ -237,8 +230,8 @@ static void places_of(struct link_place *out, size_t *n)
                                        .handle_shares = all[i].legacy_ipc,
                                        .peers = ~0ull };
     for (size_t i = 0; i < *n; i++) {
-        must(link_place_here(NULL, &out[i], &err), "place");
-        must(link_place_device(&out[i], all[i].uuid, found, *n, &err), "place");
+        must(link_place_here(NULL, &out[i], &err));
+        must(link_place_device(&out[i], all[i].uuid, found, *n, &err));
     }
     free(found);
 }
@@ -254,7 +247,7 @@ static int child(const char *role)
     size_t n = relays ? sizeof(s.relay) : sizeof(s.seat);
 
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    must(fl_fault_env(&err), "FURLONG_FAULT");
+    must(fl_fault_env(&err));
     if (recv(PLANE_FD, &s, n, MSG_WAITALL) != (ssize_t)n)
         return 1;
     if (relays)

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "bench/must.h"
 #include "common/base/id.h"
 #include "common/base/str.h"
 
@@ -19,14 +20,6 @@ static struct plane *const d = &plane_d;
 static struct plane_opts opts;
 static struct fl_err err;
 static char folder[64];
-
-static void must(enum fl_status st, const char *what)
-{
-    if (st == FL_OK)
-        return;
-    fprintf(stderr, "bench_plane: %s: %s\n", what, err.text);
-    exit(1);
-}
 
 /* ---- processes ---- */
 
@@ -70,8 +63,8 @@ static void reach(struct plane_kid *k)
     struct wire_hello me = { .role = "worker" };
     struct stream *s;
 
-    must(stream_connect(d->loop, &stream_sock, &st, &me, NULL, NULL, &s, &err), "connect");
-    must(call_peer_create(s, NULL, 0, NULL, NULL, &k->peer, &err), "connect");
+    must(stream_connect(d->loop, &stream_sock, &st, &me, NULL, NULL, &s, &err));
+    must(call_peer_create(s, NULL, 0, NULL, NULL, &k->peer, &err));
 }
 
 /* ---- seats ---- */
@@ -126,7 +119,7 @@ void plane_add_trainer(void)
     if (recv(k->fd, &d->limit_ms, sizeof(d->limit_ms), MSG_WAITALL) != (ssize_t)sizeof(d->limit_ms))
         exit(1);
     reach(k);
-    must(xfer_coord_add_source(d->coord, k->peer, &k->seat.me, &err), "trainer");
+    must(xfer_coord_add_source(d->coord, k->peer, &k->seat.me, &err));
 }
 
 void plane_add_engine(unsigned i)
@@ -138,7 +131,7 @@ void plane_add_engine(unsigned i)
         relay_for(k);
     k->fd = spawn("--engine", &k->seat, sizeof(k->seat), &k->pid);
     reach(k);
-    must(xfer_coord_add_engine(d->coord, k->peer, &k->seat.me, &err), "engine");
+    must(xfer_coord_add_engine(d->coord, k->peer, &k->seat.me, &err));
 }
 
 void plane_gone(struct plane_kid *k, const char *how)
@@ -163,8 +156,8 @@ void plane_start(const struct plane_opts *o)
     }
     opts = *o;
     *d = (struct plane){ .n_engines = o->n_engines };
-    must(fl_loop_create(NULL, &d->loop, &err), "loop");
-    must(xfer_coord_create(d->loop, &co, &d->coord, &err), "driver");
+    must(fl_loop_create(NULL, &d->loop, &err));
+    must(xfer_coord_create(d->loop, &co, &d->coord, &err));
     plane_add_trainer();
     for (unsigned i = 0; i < o->n_engines; i++)
         plane_add_engine(i);
@@ -286,7 +279,7 @@ enum fl_status plane_update(const struct plane_ask *a)
 
     fl_loop_turn(d->loop, 0);
     d->running = true;
-    must(xfer_start(d->coord, &q, &run, &err), "update");
+    must(xfer_start(d->coord, &q, &run, &err));
     while (d->running) {
         fl_loop_turn(d->loop, 1);
         if (d->each_turn)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include "bench/must.h"
 #include "common/base/fault.h"
 #include "common/base/id.h"
 #include "transport/link/dev_priv.h"
@@ -15,14 +16,6 @@
 static struct fl_err err;
 static struct fl_loop *loop;
 static const struct gpu_ops *gpu;
-
-static void must(enum fl_status st, const char *what)
-{
-    if (st == FL_OK)
-        return;
-    fprintf(stderr, "bench_plane: %s: %s\n", what, err.text);
-    exit(1);
-}
 
 /* ==== what both know ========================================================================== */
 struct model {
@@ -53,7 +46,7 @@ static void model_make(struct model *x, const struct seat *s)
                                    .n_tensors = n,
                                    .n_pieces = n,
                                    .n_mems = 1 };
-    must(xfer_manifest_seal(&x->m, &err), "manifest");
+    must(xfer_manifest_seal(&x->m, &err));
 }
 
 static struct xfer_port *port;
@@ -64,7 +57,7 @@ static void on_accepted(void *arg, struct stream *s_take)
     struct call_peer *p;
 
     (void)arg;
-    must(call_peer_create(s_take, xfer_methods, XFER_N_METHODS, NULL, port, &p, &err), "accept");
+    must(call_peer_create(s_take, xfer_methods, XFER_N_METHODS, NULL, port, &p, &err));
 }
 
 /* The one giver that there is: reached once. */
@@ -78,8 +71,8 @@ static void dial(void *arg, const struct xfer_member *who, struct xfer_dial *d)
     struct stream *s;
 
     if (!peer || !fl_seat_ref_same(&to, &who->who)) {
-        must(stream_connect(loop, &stream_sock, &st, &me, NULL, NULL, &s, &err), "connect");
-        must(call_peer_create(s, NULL, 0, NULL, NULL, &peer, &err), "connect");
+        must(stream_connect(loop, &stream_sock, &st, &me, NULL, NULL, &s, &err));
+        must(call_peer_create(s, NULL, 0, NULL, NULL, &peer, &err));
         to = who->who;
     }
     d->done(d, FL_OK, peer, NULL);
@@ -98,10 +91,10 @@ static void serve(const struct seat *s)
     struct wire_hello me = { .role = "worker", .seat = s->me.who };
     struct stream_server *server;
 
-    must(fl_loop_create(NULL, &loop, &err), "loop");
-    must(gpu_pick(&gpu, &err), "devices");
-    must(xfer_port_create(loop, &d, &port, &err), "port");
-    must(stream_listen(loop, &stream_sock, &at, &me, on_accepted, NULL, &server, &err), s->at);
+    must(fl_loop_create(NULL, &loop, &err));
+    must(gpu_pick(&gpu, &err));
+    must(xfer_port_create(loop, &d, &port, &err));
+    must(stream_listen(loop, &stream_sock, &at, &me, on_accepted, NULL, &server, &err));
     model_make(&model, s);
 }
 
@@ -129,7 +122,7 @@ static void look(const struct seat *s, struct plane_seen *out)
     uint64_t free_bytes = 0, all = 0;
 
     plane_rss(out);
-    must(link_dev_get(s->place.gpu_uuid, &d, &err), "device");
+    must(link_dev_get(s->place.gpu_uuid, &d, &err));
     (void)gpu->memory(d->g, &free_bytes, &all, NULL);
     out->device_used_bytes = all - free_bytes;
 }
@@ -149,7 +142,7 @@ static bool order_of_all(char what)
         return false;
     if (recv(PLANE_FD, spec, sizeof(spec), MSG_WAITALL) != (ssize_t)sizeof(spec))
         _exit(1);
-    must(fl_fault_set(spec, &err), "faults");
+    must(fl_fault_set(spec, &err));
     if (send(PLANE_FD, "f", 1, MSG_NOSIGNAL) != 1)
         _exit(1);
     return true;
@@ -231,7 +224,7 @@ static void root_of(const struct link_mem *mem, uint64_t root[2])
                                      .tensor = (uint32_t)i };
     memset(digests, 0, sizeof(digests));
     root[0] = root[1] = 0;
-    must(link_mem_digest(mem, segs, n, true, digests, &err), "digest");
+    must(link_mem_digest(mem, segs, n, true, digests, &err));
     for (uint32_t i = 0; i < n; i++)
         xfer_digest_fold(root, digests[i], i);
 }
@@ -284,9 +277,9 @@ int plane_engine(const struct seat *s)
     serve(s);
     o.want = &model.m;
     if (s->fixed)
-        must(link_window_create(s->place.gpu_uuid, model.bytes, &window, &err), "window");
-    must(xfer_sink_create(loop, port, &o, &sink, &err), "sink");
-    must(fl_watch_create(loop, PLANE_FD, 1, engine_on_order, NULL, &orders, &err), "orders");
+        must(link_window_create(s->place.gpu_uuid, model.bytes, &window, &err));
+    must(xfer_sink_create(loop, port, &o, &sink, &err));
+    must(fl_watch_create(loop, PLANE_FD, 1, engine_on_order, NULL, &orders, &err));
     (void)!write(PLANE_FD, "r", 1);
     fl_loop_run(loop); /* until it is killed */
     return 0;
@@ -322,10 +315,10 @@ static void publish(void)
     const struct link_mem *at = xfer_source_data(source, NULL);
     uint64_t mark = next_version * 0x9e3779b97f4a7c15ull;
 
-    must(link_mem_write(at, 4096, &mark, sizeof(mark), &err), "write");
+    must(link_mem_write(at, 4096, &mark, sizeof(mark), &err));
     waited.done = on_published;
     publish_from_ns = fl_clock_boot_ns();
-    must(xfer_source_publish(source, next_version, &waited, &err), "publish");
+    must(xfer_source_publish(source, next_version, &waited, &err));
 }
 
 static void on_begun(struct xfer_wait *w, enum fl_status st, const struct fl_err *e)
@@ -364,8 +357,7 @@ static void on_order(void *arg, unsigned events)
     next_version++;
     waited.done = on_begun;
     must(xfer_source_begin(source, next_version, fl_loop_now_ns(loop) + 30000000000ull, &waited,
-                           &err),
-         "begin");
+                           &err));
 }
 
 static double copy_limit_ms(const struct seat *s)
@@ -378,28 +370,28 @@ static double copy_limit_ms(const struct seat *s)
     struct dev_table t;
     float ms, best = 1e9f;
 
-    must(link_dev_get(s->place.gpu_uuid, &d, &err), "device");
-    must(dev_table_make(d, d->stream, &all, 1, DEV_MOVE, &t, &err), "table");
+    must(link_dev_get(s->place.gpu_uuid, &d, &err));
+    must(dev_table_make(d, d->stream, &all, 1, DEV_MOVE, &t, &err));
     if (!same) {
-        must(link_dev_get(s->other.gpu_uuid, &far, &err), "device");
-        must(gpu->peer(d->g, far->g, &err), "peer");
-        must(gpu->alloc(far->g, model.bytes, &to, &err), "target");
+        must(link_dev_get(s->other.gpu_uuid, &far, &err));
+        must(gpu->peer(d->g, far->g, &err));
+        must(gpu->alloc(far->g, model.bytes, &to, &err));
     }
-    must(gpu->event(d->g, &a, &err), "event");
-    must(gpu->event(d->g, &b, &err), "event");
+    must(gpu->event(d->g, &a, &err));
+    must(gpu->event(d->g, &b, &err));
     for (int i = 0; i < 8; i++) {
         struct kernel_move_args m = {
             .pieces = t.addr, .n = t.n, .from = dev_addr(slots[0].addr), .to = to
         };
 
-        must(gpu->event_record(a, d->stream, &err), "event");
+        must(gpu->event_record(a, d->stream, &err));
         if (same)
-            must(kernel_move_start(gpu, d->g, d->stream, &m, &err), "kernel");
+            must(kernel_move_start(gpu, d->g, d->stream, &m, &err));
         else
-            must(gpu->copy(d->stream, to, m.from, model.bytes, &err), "copy");
-        must(gpu->event_record(b, d->stream, &err), "event");
-        must(gpu->event_sync(b, &err), "event");
-        must(gpu->event_ms(a, b, &ms, &err), "event");
+            must(gpu->copy(d->stream, to, m.from, model.bytes, &err));
+        must(gpu->event_record(b, d->stream, &err));
+        must(gpu->event_sync(b, &err));
+        must(gpu->event_ms(a, b, &ms, &err));
         best = ms < best ? ms : best;
     }
     if (!same)
@@ -420,7 +412,7 @@ int plane_trainer(const struct seat *s)
     trainer_seat = s;
     serve(s);
     for (unsigned i = 0; i < 2; i++)
-        must(link_dev_alloc(s->place.gpu_uuid, model.bytes, &slots[i], &err), "slot");
+        must(link_dev_alloc(s->place.gpu_uuid, model.bytes, &slots[i], &err));
     for (size_t i = 0; i < PART / 8; i++) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         part[i] = x;
@@ -428,14 +420,13 @@ int plane_trainer(const struct seat *s)
     for (uint64_t at = 0; at < model.bytes; at += PART)
         for (unsigned i = 0; i < 2; i++)
             must(link_mem_write(&slots[i], at, part,
-                                model.bytes - at < PART ? model.bytes - at : PART, &err),
-                 "fill");
+                                model.bytes - at < PART ? model.bytes - at : PART, &err));
     free(part);
     limit = copy_limit_ms(s);
     memcpy(o.slot, slots, sizeof(slots));
     o.have = &model.m;
-    must(xfer_source_create(loop, port, &o, &source, &err), "source");
-    must(fl_watch_create(loop, PLANE_FD, 1, on_order, NULL, &orders, &err), "orders");
+    must(xfer_source_create(loop, port, &o, &source, &err));
+    must(fl_watch_create(loop, PLANE_FD, 1, on_order, NULL, &orders, &err));
     (void)!write(PLANE_FD, "r", 1);
     (void)!write(PLANE_FD, &limit, sizeof(limit));
     fl_loop_run(loop);
