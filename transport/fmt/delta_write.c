@@ -91,22 +91,40 @@ static size_t encode_xor(unsigned char *out, const unsigned char *now, const uns
     return bytes;
 }
 
+/* The next element from i on that is not what it was. Most are: eight bytes are looked at together.
+ */
+static uint32_t next_changed(const unsigned char *now, const unsigned char *was, uint32_t i,
+                             uint32_t n, size_t item)
+{
+    uint64_t a, b;
+
+    for (; i * item + sizeof(a) <= n * item; i += (uint32_t)(sizeof(a) / item)) {
+        memcpy(&a, now + i * item, sizeof(a));
+        memcpy(&b, was + i * item, sizeof(b));
+        if (a != b) /* little-endian, as the file: the lowest byte is the first */
+            return i + (uint32_t)((unsigned)__builtin_ctzll(a ^ b) / 8 / item);
+    }
+    while (i < n && memcmp(now + i * item, was + i * item, item) == 0)
+        i++;
+    return i;
+}
+
 /* u32 count, positions, values: two passes, so that it is written in place. */
 static size_t encode_overwrite(unsigned char *out, const unsigned char *now,
                                const unsigned char *was, size_t bytes, size_t item)
 {
-    uint32_t count = 0, n = (uint32_t)(bytes / item), k = 0;
+    uint32_t count = 0, n = (uint32_t)(bytes / item);
+    unsigned char *positions = out + 4;
 
-    for (uint32_t i = 0; i < n; i++)
-        count += memcmp(now + i * item, was + i * item, item) != 0;
+    for (uint32_t i = 0; (i = next_changed(now, was, i, n, item)) < n; i++, count++)
+        memcpy(positions + 4ull * count, &i, 4);
     memcpy(out, &count, 4);
-    unsigned char *values = out + 4 + 4ull * count;
+    unsigned char *values = positions + 4ull * count;
 
-    for (uint32_t i = 0; i < n; i++)
-        if (memcmp(now + i * item, was + i * item, item) != 0) {
-            memcpy(out + 4 + 4ull * k, &i, 4);
-            memcpy(values + k++ * item, now + i * item, item);
-        }
+    for (uint32_t k = 0, i; k < count; k++) {
+        memcpy(&i, positions + 4ull * k, 4);
+        memcpy(values + k * item, now + (uint64_t)i * item, item);
+    }
     return 4 + count * (4 + item);
 }
 
