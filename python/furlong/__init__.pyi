@@ -8,4 +8,6 @@ from .weights import Shard as Shard, Weights as Weights
 
 ABI: int
 __version__: str
-__all__: list[str]
+__all__ = ["ABI", "Again", "Answer", "Asks", "Cancelled", "Corrupt", "Denied", "Done", "Error", "Event", "Exhausted",
+           "Exists", "Internal", "Invalid", "LATER", "NotFound", "Run", "Shard", "Stale", "Timeout", "Unreachable",
+           "Unsupported", "Weights", "arena", "blob", "current", "driver", "join", "weights"]

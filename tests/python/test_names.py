@@ -34,6 +34,9 @@ def stub(path):
             out[node.name] = args(node)
         elif isinstance(node, ast.AnnAssign):
             out[node.target.id] = None
+        elif isinstance(node, ast.Assign) and node.targets[0].id == "__all__":
+            assert ast.literal_eval(node.value) == furlong.__all__, "what a star takes along"
+            out["__all__"] = None
         elif isinstance(node, ast.ImportFrom):
             out.update({a.asname: None for a in node.names if a.asname})
     return out
