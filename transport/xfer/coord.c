@@ -350,6 +350,11 @@ bool co_missed(const struct co_member *m)
     return others;
 }
 
+bool co_gives(const struct co_member *m)
+{
+    return m->gives;
+}
+
 void co_sweep(struct xfer_coord *c)
 {
     for (struct co_member **at = &c->members; *at;) {

@@ -206,11 +206,6 @@ static void ended_over(void *arg, enum fl_status st, const struct fl_err *err)
         run_close(c);
 }
 
-static bool is_giver(const struct co_member *m)
-{
-    return m->gives;
-}
-
 /* When every engine has the version there is nothing left that the giver's end could change: the
  * run is told, and the next one, or a begin, waits for the end. */
 void co_end_step(struct xfer_coord *c)
@@ -221,7 +216,7 @@ void co_end_step(struct xfer_coord *c)
         all &= m->source || m->phase == CO_OUT || m->phase == CO_COMMITTED;
         any |= !m->source && m->phase == CO_COMMITTED;
     }
-    co_step_begin(c, CO_END, "end of the epoch", co_due(c, COORD_END_MS), is_giver, ask_end,
+    co_step_begin(c, CO_END, "end of the epoch", co_due(c, COORD_END_MS), co_gives, ask_end,
                   ended_over);
     if (!all)
         return;

@@ -180,15 +180,28 @@ void co_sweep(struct xfer_coord *c); /* frees who is gone and not missed */
 /* A dead rank of an engine whose other ranks live and wait for it: without it the engine takes
  * nothing. */
 bool co_missed(const struct co_member *m);
+bool co_gives(const struct co_member *m);
 enum { CO_AT_BYTES = 48 };
 /* "bucket 3 of 12" of this epoch, as last heard */
 const char *co_at(const struct co_member *m, char text[CO_AT_BYTES]);
 void co_tell_late(struct xfer_coord *c);
 bool co_silent(const struct co_member *m); /* late, and not heard since: asked, not waited for */
-/* coord_plan.c */
+/* coord_published.c */
+bool co_reported_source(const struct co_member *m);
+/* The names of all these members' tensors, sorted, each once. They are borrowed from the manifests. */
+enum fl_status co_list_tensors(struct xfer_coord *c, bool (*who)(const struct co_member *m),
+                               struct fl_err *err);
+struct co_tensor *co_tensor_of(struct xfer_coord *c, const char *name); /* NULL: not in the list */
+/* The version that the sources have published; FL_AGAIN: they have not, or not the same. */
+enum fl_status co_published(struct xfer_coord *c, struct xfer_version *out, struct fl_err *err);
+/* coord_decide.c: target, epoch, and who gives and takes. n_takers 0: all have it. */
 enum fl_status co_decide(struct xfer_coord *c, struct fl_err *err);
+bool co_first_alive(const struct co_member *m); /* of its party, of those that are not gone */
+/* coord_plan.c: c->plan, and what its tensors' digests must be. */
 enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err);
+/* coord_fault.c */
 bool co_source_at_fault(struct xfer_coord *c, struct fl_err *err);
+/* False: some do not agree, or could not be added. */
 bool co_party_sums(struct xfer_coord *c, uint32_t party, uint32_t bad[XFER_NAMED_BAD],
                    uint32_t *n_bad);
 /* coord_tied.c: sources' tensors that no engine wants and that have the bytes of one that they do
@@ -228,6 +241,16 @@ enum fl_status co_note_begun(struct co_member *m, const struct wire_msg *reply, 
 void co_note_published(struct co_member *m, const struct xfer_state *s, const char *blob);
 void co_make_ready(struct xfer_coord *c); /* if it can be: nothing is under way, and all is known */
 bool co_is_ready(const struct xfer_coord *c, const struct xfer_request *req);
+/* coord_stage.c */
+void co_stage_step(struct xfer_coord *c);
+void co_ask_take(struct co_member *m); /* BEGIN to a taker, then waits */
+void co_staged_over(void *arg, enum fl_status st, const struct fl_err *err);
+void co_party_fail(struct co_member *failed); /* its engine's other ranks, with it */
+bool co_takes(const struct co_member *m);
+/* An engine that cannot be filled now is left behind, and filled later. Held until its deadline the
+ * fill would keep a begin from being granted, and what the engine waits for (its weights' memory
+ * back) may come after that begin. */
+bool co_fills(const struct xfer_coord *c);
 /* coord_run.c */
 /* what it is goes into the report, and the members begin */
 void co_plan_stands(struct xfer_coord *c);
