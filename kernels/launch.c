@@ -61,9 +61,11 @@ static void twin_changed(uint32_t grid, uint32_t block, void **params)
 }
 
 static const struct gpu_twin twins[] = {
-    { "furlong_move", twin_move },           { "furlong_digest", twin_move },
-    { "furlong_move_bf16", twin_move_bf16 }, { "furlong_move_f16", twin_move_f16 },
-    { "furlong_changed", twin_changed },
+    { "furlong_move", twin_move, { 8, 8, 8, 8, 8 } },
+    { "furlong_digest", twin_move, { 8, 8, 8, 8, 8 } },
+    { "furlong_move_bf16", twin_move_bf16, { 8, 8, 8, 8, 8 } },
+    { "furlong_move_f16", twin_move_f16, { 8, 8, 8, 8, 8 } },
+    { "furlong_changed", twin_changed, { 8, 8, 8, 4, 8 } },
 };
 
 /* ==== launches ==== */

@@ -6,14 +6,20 @@
  * 1 GiB), beyond which allocation fails; FURLONG_GPU_FAKE_NAME: of the product;
  * FURLONG_GPU_FAKE_VMM=0: without chunks, as virtual GPUs and WSL are. With
  * FURLONG_GPU_FAKE_DIR, a folder, processes note there what they hold: the driver's table of
- * processes, which gpu_watch_procs() reads. FURLONG_GPU_FAKE_GUARD: guard.h. */
+ * processes, which gpu_watch_procs() reads. FURLONG_GPU_FAKE_GUARD: guard.h;
+ * FURLONG_GPU_FAKE_ASYNC: later.h. */
 #pragma once
 #include "common/gpu/watch.h"
+
+struct later;
 
 /* What gpu_ops.stream_raw gives of the fake and of host memory: a library that stands in for NCCL
  * reaches the device's memory between the two. */
 struct fake_stream {
     void (*begins)(void), (*ends)(void);
+    /* Streams whose work happens later: run(arg) in its turn. NULL: do it now. */
+    bool (*then)(struct later *later, void (*run)(void *arg), const void *arg, size_t bytes);
+    struct later *later;
 };
 
 /* What the machine has, for daemons; CUDA_VISIBLE_DEVICES does not count. *n: room in, count

@@ -134,9 +134,11 @@ bool gpu_in_use(void);
 /* What kernels/ brings, noted once before the first launch: the device code that the driver picks
  * from (NULL: a build without a CUDA compiler), and the plain C twins that the fake and the host
  * run instead. params as for the device. */
+enum { GPU_PARAMS = 5 };
 struct gpu_twin {
     const char *name;
     void (*run)(uint32_t grid, uint32_t block, void **params);
+    uint8_t param_bytes[GPU_PARAMS];
 };
 struct gpu_code {
     const void *image;

@@ -2,9 +2,9 @@
  * device's refusals
  *
  * Chunks and allocations are memfds, so exporting to another process, mapping at fixed addresses,
- * read-only mappings and memory that outlives its maker are real. Streams run what they are given
- * at once. What the fake's devices are, and who holds what of them, is in fake.c. */
-#include "common/gpu/gpu.h"
+ * read-only mappings and memory that outlives its maker are real. Streams are in host_stream.c.
+ * What the fake's devices are, and who holds what of them, is in fake.c. */
+#include "common/gpu/host_priv.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,8 +19,6 @@
 #include "common/base/fault.h"
 #include "common/base/loop.h"
 #include "common/base/str.h"
-#include "common/gpu/fake.h"
-#include "common/gpu/gpu_priv.h"
 #include "common/gpu/guard.h"
 
 enum { GRANULARITY = 2 << 20 };
@@ -28,19 +26,6 @@ struct block { /* of alloc and ipc_open */
     struct block *next;
     uint64_t addr, bytes;
     int fd; /* -1: another process's */
-};
-struct gpu {
-    struct gpu_info info;
-    struct block *blocks;
-    bool counted;  /* against the fake device's memory */
-    size_t device; /* of the fake's, in the machine's order */
-};
-struct gpu_stream {
-    struct fake_stream raw; /* first: what libraries are given */
-    struct gpu *g;
-};
-struct gpu_event {
-    uint64_t at_ns;
 };
 struct ticket {
     int32_t pid, fd;
@@ -439,13 +424,6 @@ static uint64_t fake_left_of(struct gpu *g, uint64_t addr)
     return UINT64_MAX;
 }
 
-static enum fl_status fake_sync(struct gpu *g, struct fl_err *err)
-{
-    return FL_FAULT("gpu.sync")
-               ? fl_fail(err, FL_UNREACHABLE, "device %s fell off the bus", g->info.uuid)
-               : FL_OK;
-}
-
 static enum fl_status fake_peer(struct gpu *g, const struct gpu *other, struct fl_err *err)
 {
     if (FL_FAULT("gpu.peer"))
@@ -468,137 +446,24 @@ static enum fl_status fake_pin(struct gpu *g, uint64_t bytes, void **out, struct
     return st;
 }
 
+static void fake_free(struct gpu *g, uint64_t addr)
+{
+    host_settle(g);
+    drop_block(g, addr);
+}
+
 static void fake_unpin(struct gpu *g, void *p)
 {
-    drop_block(g, (uint64_t)(uintptr_t)p);
+    fake_free(g, (uint64_t)(uintptr_t)p);
 }
 
 static void fake_close(struct gpu *g)
 {
+    if (g)
+        host_settle(g);
     while (g && g->blocks)
         drop_block(g, g->blocks->addr);
     free(g);
-}
-
-/* ==== streams: everything has happened when the call returns ==== */
-static enum fl_status fake_stream(struct gpu *g, struct gpu_stream **out, struct fl_err *err)
-{
-    struct gpu_stream *s = malloc(sizeof(*s));
-
-    if (!s)
-        return fl_fail(err, FL_EXHAUSTED, "no memory for a stream");
-    *s = (struct gpu_stream){ .raw = { guard_open, guard_close }, .g = g };
-    *out = s;
-    return FL_OK;
-}
-
-static void fake_stream_free(struct gpu_stream *s)
-{
-    free(s);
-}
-
-static void *fake_stream_raw(struct gpu_stream *s)
-{
-    return &s->raw;
-}
-
-static enum fl_status fake_raw_sync(struct gpu *g, void *raw, struct fl_err *err)
-{
-    (void)raw;
-    return fake_sync(g, err);
-}
-
-static enum fl_status fake_stream_sync(struct gpu_stream *s, struct fl_err *err)
-{
-    return fake_sync(s->g, err);
-}
-
-static enum fl_status fake_stream_wait(struct gpu_stream *s, struct gpu_event *e,
-                                       struct fl_err *err)
-{
-    (void)e;
-    return fake_stream_sync(s, err);
-}
-
-static enum fl_status fake_event(struct gpu *g, struct gpu_event **out, struct fl_err *err)
-{
-    (void)g;
-    *out = calloc(1, sizeof(**out));
-    return *out ? FL_OK : fl_fail(err, FL_EXHAUSTED, "no memory for an event");
-}
-
-static void fake_event_free(struct gpu_event *e)
-{
-    free(e);
-}
-
-static enum fl_status fake_event_record(struct gpu_event *e, struct gpu_stream *s,
-                                        struct fl_err *err)
-{
-    e->at_ns = fl_clock_boot_ns();
-    return fake_stream_sync(s, err);
-}
-
-static enum fl_status fake_event_done(struct gpu_event *e, struct fl_err *err)
-{
-    (void)e;
-    return FL_FAULT("gpu.slow")    ? FL_AGAIN
-           : FL_FAULT("gpu.event") ? fl_fail(err, FL_UNREACHABLE, "device lost")
-                                   : FL_OK;
-}
-
-static enum fl_status fake_event_sync(struct gpu_event *e, struct fl_err *err)
-{
-    (void)e;
-    (void)err;
-    return FL_OK;
-}
-
-static enum fl_status fake_event_ms(struct gpu_event *from, struct gpu_event *to, float *ms,
-                                    struct fl_err *err)
-{
-    (void)err;
-    *ms = (float)(to->at_ns - from->at_ns) / 1e6f;
-    return FL_OK;
-}
-
-static enum fl_status fake_copy(struct gpu_stream *s, uint64_t to, uint64_t from, uint64_t bytes,
-                                struct fl_err *err)
-{
-    if (FL_FAULT("gpu.copy"))
-        return fl_fail(err, FL_UNREACHABLE, "device %s: copy of %llu bytes failed", s->g->info.uuid,
-                       (unsigned long long)bytes);
-    guard_open();
-    memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
-    guard_close();
-    return FL_OK;
-}
-
-static enum fl_status fake_fill(struct gpu_stream *s, uint64_t to, uint8_t value, uint64_t bytes,
-                                struct fl_err *err)
-{
-    (void)s;
-    (void)err;
-    guard_open();
-    memset((void *)(uintptr_t)to, value, bytes);
-    guard_close();
-    return FL_OK;
-}
-
-static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch *l,
-                                  struct fl_err *err)
-{
-    if (FL_FAULT("gpu.launch"))
-        return fl_fail(err, FL_UNREACHABLE, "device %s: kernel %s failed", s->g->info.uuid,
-                       l->kernel);
-    for (size_t i = 0; i < gpu_code.n_twins; i++)
-        if (strcmp(gpu_code.twins[i].name, l->kernel) == 0) {
-            guard_open();
-            gpu_code.twins[i].run(l->grid, l->block, l->params);
-            guard_close();
-            return FL_OK;
-        }
-    return fl_fail(err, FL_UNSUPPORTED, "kernel %s has no plain twin", l->kernel);
 }
 
 /* clang-format off */
@@ -607,7 +472,7 @@ static enum fl_status fake_launch(struct gpu_stream *s, const struct gpu_launch 
     .chunk_create = fake_chunk_create, .chunk_release = fake_chunk_release,                       \
     .chunk_held = fake_chunk_held, .chunk_export = fake_chunk_export,                             \
     .chunk_import = fake_chunk_import, .reserve = fake_reserve, .unreserve = fake_unreserve,      \
-    .map = fake_map, .unmap = fake_unmap, .alloc = fake_alloc, .free = drop_block,                \
+    .map = fake_map, .unmap = fake_unmap, .alloc = fake_alloc, .free = fake_free,                 \
     .ipc_get = fake_ipc_get, .ipc_open = fake_ipc_open, .ipc_close = drop_block,                  \
     .left_of = fake_left_of, .peer = fake_peer, .where = fake_where, .pin = fake_pin,             \
     .unpin = fake_unpin, .stream = fake_stream, .stream_free = fake_stream_free,                  \

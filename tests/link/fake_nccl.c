@@ -51,6 +51,7 @@ struct comm {
     struct order *first, **last;
     bool busy, joining;
     atomic_bool stop;
+    unsigned queued; /* orders that streams have, and will come to */
 };
 struct id {
     char internal[128];
@@ -184,6 +185,7 @@ static void *comm_main(void *arg)
             return NULL;
     pthread_mutex_lock(&c->lock);
     c->joining = false;
+    pthread_cond_broadcast(&c->more);
     while (!c->stop) {
         struct order *o = c->first;
 
@@ -237,6 +239,40 @@ int ncclCommGetAsyncError(struct comm *c, int *error)
     return OK;
 }
 
+/* In its turn on the stream; whoever waits for the stream waits for the ranks. */
+struct turn {
+    struct comm *c;
+    struct order *o;
+};
+
+static void take_turn(void *arg)
+{
+    struct turn *t = arg;
+
+    pthread_mutex_lock(&t->c->lock);
+    while (t->c->joining && !t->c->stop)
+        pthread_cond_wait(&t->c->more, &t->c->lock);
+    pthread_mutex_unlock(&t->c->lock);
+    if (!t->c->stop)
+        (void)(t->o->root == t->c->rank ? run_root(t->c, t->o) : run_other(t->c, t->o));
+    free(t->o);
+    pthread_mutex_lock(&t->c->lock);
+    t->c->queued--;
+    pthread_cond_broadcast(&t->c->more);
+    pthread_mutex_unlock(&t->c->lock);
+}
+
+/* As a communicator that does not block: it has been taken when the call returns. */
+static int queue(struct comm *c, struct order *o)
+{
+    struct turn t = { c, o };
+
+    pthread_mutex_lock(&c->lock);
+    c->queued++;
+    pthread_mutex_unlock(&c->lock);
+    return o->device.then(o->device.later, take_turn, &t, sizeof(t)) ? OK : SYSTEM_ERROR;
+}
+
 int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, struct comm *c,
                   void *stream)
 {
@@ -246,6 +282,8 @@ int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, 
         return INVALID;
     *o = (struct order){ NULL, from, to, count, root, *(const struct fake_stream *)stream };
     casts += root == c->rank && count != WARM;
+    if (o->device.then)
+        return queue(c, o);
     pthread_mutex_lock(&c->lock);
     *c->last = o;
     c->last = &o->next;
@@ -259,7 +297,9 @@ int ncclCommAbort(struct comm *c)
 {
     pthread_mutex_lock(&c->lock);
     c->stop = true;
-    pthread_cond_signal(&c->more);
+    pthread_cond_broadcast(&c->more);
+    while (c->queued)
+        pthread_cond_wait(&c->more, &c->lock);
     pthread_mutex_unlock(&c->lock);
     pthread_join(c->thread, NULL);
     for (struct order *o = c->first, *next; o; o = next) {
