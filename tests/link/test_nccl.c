@@ -7,7 +7,7 @@
 #include "tests/link/wait.h"
 #include "tests/t.h"
 #include "transport/link/dev.h"
-#include "transport/link/link_priv.h"
+#include "transport/link/nccl_priv.h"
 
 enum { RANKS = 3, MIB = 1 << 20 };
 static struct gpu_info devices[RANKS];
@@ -223,6 +223,57 @@ static void a_silent_rank_is_named_by_the_deadline(void **state)
     team_close(&t);
 }
 
+/* One cast hangs, and the next one needs more room than there was, or the place of an older table:
+ * what would wait for the device would wait for the dead, and the deadline behind it. */
+static void nothing_waits_for_the_dead(void **state)
+{
+    enum { MANY = 3000, OTHERS = NCCL_TABLES + 4 };
+    static struct link_seg many[MANY];
+    static uint64_t digests[2][RANKS][MANY][2];
+    struct nccl_patience was = nccl_patience;
+    struct link_seg one = { .run_bytes = 2 * MIB, .rows = 1 };
+    struct link_seg kept[2][RANKS];
+    struct team t;
+    struct wait w[2][RANKS];
+
+    (void)state;
+    for (uint32_t i = 0; i < MANY; i++)
+        many[i] = (struct link_seg){
+            .from_off = i * 64, .to_off = i * 64, .run_bytes = 48, .rows = 1, .tensor = i
+        };
+    for (unsigned round = 0; round < 2; round++) {
+        team_open(&t, 8 * MIB);
+        for (uint32_t k = 0; k < (round ? OTHERS : 2); k += 2) { /* two at a time: two rooms */
+            for (unsigned c = 0; c < 2; c++)
+                for (unsigned i = 0; i < RANKS; i++) {
+                    struct link_seg s = { .to_off = (k + c) * 16, .run_bytes = 100, .rows = 1 };
+
+                    kept[c][i] = s; /* lent until it is back */
+                    cast(&t, i, &kept[c][i], 1, digests[c][i], &w[c][i]);
+                }
+            for (unsigned c = 0; c < 2; c++)
+                for (unsigned i = 0; i < RANKS; i++) {
+                    t_until(t.loop, w[c][i].times == 1, 10000);
+                    t_ok(w[c][i].op.err.status, &w[c][i].op.err);
+                }
+        }
+        silence(2);
+        nccl_patience = (struct nccl_patience){ .join_ms = 300, .late_ms = 300 };
+        for (unsigned i = 0; i < 2; i++) {
+            cast(&t, i, &one, 1, digests[0][i], &w[0][i]);
+            cast(&t, i, many, round ? 1 : MANY, digests[1][i], &w[1][i]);
+        }
+        for (unsigned c = 0; c < 2; c++)
+            for (unsigned i = 0; i < 2; i++) {
+                t_until(t.loop, w[c][i].times == 1, 8000);
+                t_refused(w[c][i].op.err.status, FL_TIMEOUT, &w[c][i].op.err);
+            }
+        silence(-1);
+        nccl_patience = was;
+        team_close(&t);
+    }
+}
+
 /* Somebody else has heard of the death: no deadline is waited for. */
 static void abort_ends_it_at_once(void **state)
 {
@@ -403,6 +454,7 @@ int main(void)
         cmocka_unit_test(gathers_casts_and_spreads),
         cmocka_unit_test(many_in_order),
         cmocka_unit_test(a_silent_rank_is_named_by_the_deadline),
+        cmocka_unit_test(nothing_waits_for_the_dead),
         cmocka_unit_test(abort_ends_it_at_once),
         cmocka_unit_test(ends_while_it_opens),
         cmocka_unit_test(faults),

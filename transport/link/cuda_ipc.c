@@ -127,6 +127,9 @@ static void open_work(struct fl_work *w)
             st = k->dev->gpu->stream(k->dev->g, &k->aside, &k->open_err);
         pthread_mutex_unlock(&k->dev->lock);
     }
+    if (st ==
+        FL_OK) /* here, where it may take a while, and where a chip that it is not for is said */
+        st = dev_warm(k->dev, &k->open_err);
     k->open_err.status = st;
 }
 
@@ -352,11 +355,9 @@ static enum fl_status table_for(struct ipc *k, const struct link_seg *segs, size
     *oldest = (struct ipc_table){ .key = { h.low64, h.high64 } };
     if (from_far)
         FL_TRY(table_far(oldest, segs, n, err));
-    enum fl_status st = dev_table_make(k->dev, k->stream, segs, n, oldest->far ? DEV_TO : DEV_MOVE,
-                                       &oldest->t, err);
+    enum fl_status st = dev_table_make(k->dev, k->dev->upload, segs, n,
+                                       oldest->far ? DEV_TO : DEV_MOVE, &oldest->t, err);
 
-    if (st == FL_OK && oldest->far) /* it is read on the other stream */
-        st = k->dev->gpu->stream_sync(k->stream, err);
     if (st != FL_OK) {
         table_drop(k, oldest);
         return st;

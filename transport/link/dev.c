@@ -36,8 +36,12 @@ static enum fl_status dev_open(const char *uuid, struct link_dev **out, struct f
     if (st == FL_OK)
         st = d->gpu->stream(d->g, &d->stream, err);
     if (st == FL_OK)
+        st = d->gpu->stream(d->g, &d->upload, err);
+    if (st == FL_OK)
         st = d->gpu->pin(d->g, DEV_BOUNCE_BYTES + sizeof(struct dev_stir), &d->bounce, err);
     if (st != FL_OK) {
+        if (d->upload)
+            d->gpu->stream_free(d->upload);
         if (d->stream)
             d->gpu->stream_free(d->stream);
         if (d->g)
@@ -92,6 +96,25 @@ void link_dev_stir(const char *uuid)
 
     (void)kernel_move_start(d->gpu, d->g, d->stream, &a, NULL); /* without it: only later */
     pthread_mutex_unlock(&d->lock);
+}
+
+enum fl_status dev_warm(struct link_dev *d, struct fl_err *err)
+{
+    const struct dev_stir *w = stir_of(d);
+    struct kernel_move_args a = {
+        .pieces = dev_addr(&w->piece), .n = 1, .from = dev_addr(w->from), .to = dev_addr(w->to)
+    };
+
+    pthread_mutex_lock(&d->lock);
+    enum fl_status st = d->warm ? FL_OK : kernel_move_start(d->gpu, d->g, d->stream, &a, err);
+
+    a.digests = a.to;
+    a.to = 0;
+    if (st == FL_OK && !d->warm)
+        st = kernel_move_start(d->gpu, d->g, d->stream, &a, err);
+    d->warm = st == FL_OK;
+    pthread_mutex_unlock(&d->lock);
+    return st == FL_OK ? d->gpu->stream_sync(d->stream, err) : st;
 }
 
 const struct link_pages *link_pages_of(const struct link_mem *mem)
@@ -364,6 +387,9 @@ enum fl_status dev_map_chunks(struct link_dev *d, uint64_t addr, const int *fds,
 }
 
 /* ==== tables of pieces ======================================================================== */
+/* Waited for: a device that reaches the program's memory by itself (GB10, Grace) reads it when it
+ * comes to it, not before the call returns. And not behind a broadcast: where its ranks are dead
+ * the wait would have no end. */
 enum fl_status dev_table_upload(struct link_dev *d, struct gpu_stream *s,
                                 const struct kernel_piece *cut, size_t n, struct dev_table *out,
                                 struct fl_err *err)
@@ -373,9 +399,12 @@ enum fl_status dev_table_upload(struct link_dev *d, struct gpu_stream *s,
     pthread_mutex_lock(&d->lock);
     enum fl_status st = d->gpu->alloc(d->g, (n + 1) * sizeof(*cut), &t.addr, err);
 
-    if (st == FL_OK) /* not pinned: read before the call returns */
-        st = d->gpu->copy(s, t.addr, dev_addr(cut), n * sizeof(*cut), err);
     pthread_mutex_unlock(&d->lock);
+    FL_TRY(st);
+    st = d->gpu->copy(s, t.addr, dev_addr(cut), n * sizeof(*cut), err);
+    enum fl_status ended = d->gpu->stream_sync(s, st == FL_OK ? err : NULL);
+
+    st = st == FL_OK ? ended : st;
     if (st == FL_OK)
         *out = t;
     else

@@ -42,9 +42,7 @@ enum fl_status link_digester_create(const struct link_mem *mem, const struct lin
     pthread_mutex_unlock(&g->dev->lock);
     if (st != FL_OK)
         return st;
-    pthread_mutex_lock(&g->dev->service);
-    st = dev_table_make(g->dev, g->dev->stream, segs, n, from ? DEV_FROM : DEV_TO, &g->t, err);
-    pthread_mutex_unlock(&g->dev->service);
+    st = dev_table_make(g->dev, g->dev->upload, segs, n, from ? DEV_FROM : DEV_TO, &g->t, err);
     if (st == FL_OK)
         *out = FL_TAKE(g);
     return st;

@@ -13,19 +13,25 @@ struct link_dev {
     pthread_mutex_t lock;
     pthread_mutex_t service; /* of what follows, for one who waits */
     struct gpu_stream *stream;
+    struct gpu_stream *upload; /* of tables, any thread: nothing else is ever queued on it */
     void *bounce; /* pinned; behind it struct dev_stir */
     struct dev_opened *opened;
+    bool warm;
 };
 enum { DEV_BOUNCE_BYTES = 8 << 20 };
 /* Opens it at first, which blocks; stays open. */
 enum fl_status link_dev_get(const char *uuid, struct link_dev **out, struct fl_err *err);
+/* The code of the kernels that links launch is on the device: loading it waits for what runs there.
+ */
+enum fl_status dev_warm(struct link_dev *d, struct fl_err *err);
 enum fl_status dev_of(const struct link_mem *mem, struct link_dev **out, struct fl_err *err);
 static inline uint64_t dev_addr(const void *p)
 {
     return (uint64_t)(uintptr_t)p;
 }
 
-/* A table of pieces on the device; tensor of each is its segment. */
+/* A table of pieces on the device, there when the call returns; tensor of each is its segment. s is
+ * waited for: d->upload, unless nothing else can be on it. */
 struct dev_table {
     uint64_t addr, n;
 };

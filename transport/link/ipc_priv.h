@@ -9,7 +9,7 @@ enum {
     IPC_KEY_MAGIC = 0x63706966, /* "fipc" */
     IPC_VIEW_MAGIC = 0x76706966,
     IPC_MAX_PULLS = 16,   /* in flight on a link; past it FL_AGAIN until one is back */
-    IPC_TABLES = 128,     /* kept on the device: those of a plan serve every version */
+    IPC_TABLES = 256,     /* kept on the device: those of a plan serve every version */
     IPC_MAX_CHUNKS = 4096 /* 1 TiB in chunks of 256 MiB */
 };
 #define IPC_CHUNK_MOST ((uint64_t)64 << 30)

@@ -21,6 +21,45 @@ struct nccl_ring { /* of a device: its links take turns */
     unsigned next_stage;
 };
 static struct nccl_ring *rings; /* the thread's */
+static struct nccl_thrown {
+    struct nccl_thrown *next;
+    struct link_dev *dev;
+    uint64_t addr;
+    void *pinned;
+} * thrown; /* the thread's */
+
+/* ==== memory that goes ======================================================================== */
+static void give_back(struct link_dev *d, uint64_t addr, void *pinned)
+{
+    struct dev_table room = { .addr = addr };
+
+    dev_table_free(d, &room);
+    if (!pinned)
+        return;
+    pthread_mutex_lock(&d->lock);
+    d->gpu->unpin(d->g, pinned);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void nccl_throw(struct link_dev *d, uint64_t addr, void *pinned)
+{
+    struct nccl_thrown *t = addr || pinned ? malloc(sizeof(*t)) : NULL;
+
+    if (t) {
+        *t = (struct nccl_thrown){ thrown, d, addr, pinned };
+        thrown = t;
+    } else {
+        give_back(d, addr, pinned); /* none, or there is no memory to note it */
+    }
+}
+
+void nccl_thrown_back(void)
+{
+    for (struct nccl_thrown *t; (t = thrown); free(t)) {
+        thrown = t->next;
+        give_back(t->dev, t->addr, t->pinned);
+    }
+}
 
 /* ==== stages ================================================================================== */
 static void ring_drop(struct nccl_ring *r)
@@ -80,9 +119,7 @@ static struct nccl_stage *stage_next(struct nccl *k, struct fl_err *err)
     if (s->taken)
         return NULL;
     if (!s->free && stage_make(k, s, err) != FL_OK) {
-        struct dev_table room = { .addr = s->addr };
-
-        dev_table_free(k->dev, &room);
+        nccl_throw(k->dev, s->addr, NULL);
         if (s->full)
             k->dev->gpu->event_free(s->full);
         if (s->free)
@@ -156,34 +193,32 @@ static enum fl_status room_grow(struct nccl *k, struct nccl_room *r, size_t n, s
 
     if (r->n >= n)
         return FL_OK;
-    if (r->sums)
-        gpu->free(k->dev->g, r->sums);
-    if (r->back)
-        gpu->unpin(k->dev->g, r->back);
+    nccl_throw(k->dev, r->sums, r->back);
     r->sums = 0;
     r->back = NULL;
     r->n = 0;
-    FL_TRY(gpu->alloc(k->dev->g, want * sizeof(*r->back), &r->sums, err));
-    FL_TRY(gpu->pin(k->dev->g, want * sizeof(*r->back), (void **)&r->back, err));
-    r->n = want;
-    return FL_OK;
+    pthread_mutex_lock(&k->dev->lock);
+    enum fl_status st = gpu->alloc(k->dev->g, want * sizeof(*r->back), &r->sums, err);
+
+    if (st == FL_OK)
+        st = gpu->pin(k->dev->g, want * sizeof(*r->back), (void **)&r->back, err);
+    pthread_mutex_unlock(&k->dev->lock);
+    if (st == FL_OK)
+        r->n = want;
+    return st;
 }
 
 static enum fl_status job_begin(struct nccl *k, struct nccl_job *j, struct fl_err *err)
 {
     const struct gpu_ops *gpu = k->dev->gpu;
     struct nccl_room *r = k->rooms;
-    enum fl_status st = FL_OK;
 
     while (r->taken) /* as many as jobs can be in flight */
         r++;
     if (!r->end)
         FL_TRY(gpu->event(k->dev->g, &r->end, err));
     if (j->digests) {
-        pthread_mutex_lock(&k->dev->lock);
-        st = room_grow(k, r, j->n, err);
-        pthread_mutex_unlock(&k->dev->lock);
-        FL_TRY(st);
+        FL_TRY(room_grow(k, r, j->n, err));
         FL_TRY(gpu->fill(k->work, r->sums, 0, j->n * sizeof(*r->back), err));
     }
     FL_TRY(nccl_table_for(k, j, err));
@@ -290,15 +325,9 @@ enum fl_status nccl_issue(struct nccl *k, bool *moved, struct fl_err *err)
 }
 void nccl_room_drop(struct nccl *k, struct nccl_room *r)
 {
-    struct dev_table sums = { .addr = r->sums };
-
-    dev_table_free(k->dev, &sums);
+    nccl_throw(k->dev, r->sums, r->back);
     if (r->end)
         k->dev->gpu->event_free(r->end);
-    pthread_mutex_lock(&k->dev->lock);
-    if (r->back)
-        k->dev->gpu->unpin(k->dev->g, r->back);
-    pthread_mutex_unlock(&k->dev->lock);
 }
 
 void nccl_stages_back(void)

@@ -79,6 +79,7 @@ static enum fl_status join(struct nccl *k, struct fl_err *err)
 
     FL_TRY(link_dev_get(k->members[k->self].gpu_uuid, &k->dev, err));
     FL_TRY(nccl_ring_of(k, err));
+    FL_TRY(dev_warm(k->dev, err));
     FL_TRY(k->dev->gpu->stream(k->dev->g, &k->work, err));
     FL_TRY(k->dev->gpu->stream(k->dev->g, &k->wire, err));
     FL_TRY(k->dev->gpu->event(k->dev->g, &k->mark, err)); /* and the context is current here */
@@ -121,9 +122,7 @@ static enum fl_status warming(struct nccl *k, bool *moved, struct fl_err *err)
     if (st == FL_AGAIN)
         return FL_OK;
     FL_TRY(st);
-    struct dev_table warm = { .addr = k->warm };
-
-    dev_table_free(k->dev, &warm);
+    nccl_throw(k->dev, k->warm, NULL);
     k->warm = 0;
     k->state = NCCL_READY;
     *moved = true;

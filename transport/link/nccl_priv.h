@@ -15,7 +15,7 @@ enum {
     NCCL_STAGE_BYTES = 64 << 20,
     NCCL_STAGES = 3,   /* of a device, for all its links                                   */
     NCCL_MAX_JOBS = 8, /* in flight on a link; past it FL_AGAIN until one is back          */
-    NCCL_TABLES = 64,
+    NCCL_TABLES = 256, /* buckets of 512 MiB: what one device holds */
     NCCL_WARM_BYTES = 4 << 20,
     NCCL_OPEN_MS = 60000, /* until all ranks have come */
     NCCL_IDLE_MS = 2000   /* after which the stages are given back   */
@@ -131,6 +131,10 @@ void nccl_call_forget(struct nccl *k); /* aborted: it will not be taken any more
 enum fl_status nccl_issue(struct nccl *k, bool *moved, struct fl_err *err);
 void nccl_room_drop(struct nccl *k, struct nccl_room *r);
 void nccl_stages_back(void); /* of all devices: nothing is under way */
+/* Memory that is not needed any more. Giving it back waits for the device, and behind a broadcast
+ * whose ranks are dead that has no end: it is kept until nothing is under way. */
+void nccl_throw(struct link_dev *d, uint64_t addr, void *pinned); /* 0, NULL: none */
+void nccl_thrown_back(void);                                      /* nothing is under way */
 /* nccl_table.c */
 enum fl_status nccl_table_for(struct nccl *k, struct nccl_job *j, struct fl_err *err);
 void nccl_table_drop(struct nccl *k, struct nccl_table *t);

@@ -135,16 +135,25 @@ static bool step(struct nccl *k, bool *moved)
     return k->state != NCCL_READY || !STAILQ_EMPTY(&k->now);
 }
 
+/* With the lock held, for the list. */
+static bool any_under_way(void)
+{
+    const struct nccl *k;
+
+    LIST_FOREACH(k, &th.links, next)
+    if (k->state == NCCL_JOINING || k->state == NCCL_WARMING || !STAILQ_EMPTY(&k->now))
+        return true;
+    return false;
+}
+
 static void forget(struct nccl *k)
 {
-    struct dev_table warm = { .addr = k->warm };
-
     for (unsigned i = 0; k->dev && i < NCCL_MAX_JOBS; i++)
         nccl_room_drop(k, &k->rooms[i]);
     for (unsigned i = 0; k->dev && i < NCCL_TABLES; i++)
         nccl_table_drop(k, &k->tables[i]);
     if (k->dev)
-        dev_table_free(k->dev, &warm);
+        nccl_throw(k->dev, k->warm, NULL);
     if (k->mark)
         k->dev->gpu->event_free(k->mark);
     if (k->work)
@@ -153,6 +162,12 @@ static void forget(struct nccl *k)
         k->dev->gpu->stream_free(k->wire);
     nccl_lock();
     LIST_REMOVE(k, next);
+    bool idle = !any_under_way();
+
+    nccl_unlock();
+    if (idle)
+        nccl_thrown_back();
+    nccl_lock();
     k->gone = true;
     bool orphan = k->orphan, last = LIST_EMPTY(&th.links);
 
@@ -252,8 +267,11 @@ static void *thread_main(void *arg)
             sched_yield(); /* whoever is to ask, or to answer, may need this core */
         else if (s.busy)
             nanosleep(&nap, NULL);
-        else if (wait_for_orders())
-            awake_until_ns = fl_clock_boot_ns() + STIR_NS;
+        else {
+            nccl_thrown_back();
+            if (wait_for_orders())
+                awake_until_ns = fl_clock_boot_ns() + STIR_NS;
+        }
     }
     return NULL;
 }

@@ -10,7 +10,7 @@
 
 void nccl_table_drop(struct nccl *k, struct nccl_table *t)
 {
-    dev_table_free(k->dev, &t->t);
+    nccl_throw(k->dev, t->t.addr, NULL);
     free(t->parcels);
     *t = (struct nccl_table){ 0 };
 }
@@ -131,7 +131,7 @@ enum fl_status nccl_table_for(struct nccl *k, struct nccl_job *j, struct fl_err 
     enum fl_status st = parcels_make(j, &c, n, err);
 
     if (st == FL_OK)
-        st = dev_table_upload(k->dev, k->work, cut, n, &oldest->t, err);
+        st = dev_table_upload(k->dev, k->dev->upload, cut, n, &oldest->t, err);
     free(cut);
     if (st != FL_OK) {
         nccl_table_drop(k, oldest);

@@ -134,7 +134,7 @@ enum fl_status link_mem_move(const struct link_mem *from, const struct link_mem 
     FL_TRY(link_check_segs(segs, n, from->bytes, to->bytes, &bytes, err));
     FL_TRY(link_dev_get(p->uuid, &d, err));
     pthread_mutex_lock(&d->service);
-    st = dev_table_make(d, d->stream, segs, n, DEV_MOVE, &t, err);
+    st = dev_table_make(d, d->upload, segs, n, DEV_MOVE, &t, err);
     if (st == FL_OK) {
         a.pieces = t.addr;
         a.n = t.n;
