@@ -1,6 +1,7 @@
 #include "common/gpu/gpu.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,11 +35,36 @@ struct gpu_event {
 };
 
 static struct cu_api cu;
+/* Of the whole device, where cu.uuid is of the part that this process has (MIG); NULL: not told. */
+static cu_result (*whole_uuid)(struct cu_uuid *u, cu_device d);
 static struct fl_err cu_err; /* why there is no driver */
 static bool cu_ready;
 static pthread_once_t cu_once = PTHREAD_ONCE_INIT;
 
 /* ==== the driver ==== */
+/* What to do about answers whose text does not say. "": it does. */
+static const char *hint(cu_result r)
+{
+    switch (r) {
+    case CU_DEVICE_UNAVAILABLE:
+        return ": another process has it alone (compute mode of nvidia-smi -q), or it is being "
+               "reset";
+    case CU_NO_BINARY:
+    case CU_PTX_TOO_NEW:
+        return ": the device code is built for other chips (option gpu_archs), or the driver is "
+               "too old";
+    case CU_OPERATING_SYSTEM:
+        return ": descriptors (ulimit -n) or mappings have run out, or the container forbids it";
+    case CU_SYSTEM_NOT_READY:
+        return ": is the fabric manager running?";
+    case CU_DRIVER_MISMATCH:
+        return ": libcuda is not of the kernel module's version: load the module anew, or mount "
+               "its own";
+    default:
+        return "";
+    }
+}
+
 static void load(void)
 {
     static const struct {
@@ -69,10 +95,15 @@ static void load(void)
     }
     cu_result r = cu.init(0);
     if (r != CU_OK) {
+        const char *name = "?", *text = "";
+
+        (void)cu.error_name(r, &name);
+        (void)cu.error_text(r, &text);
         fl_err_set(&cu_err, FL_UNSUPPORTED, FL_FROM_CUDA, r,
-                   "the CUDA driver does not start (error %d)", r);
+                   "the CUDA driver does not start: %s (%d), %s%s", name, r, text, hint(r));
         return;
     }
+    *(void **)&whole_uuid = dlsym(lib, "cuDeviceGetUuid"); /* may be gone one day */
     cu_ready = true;
 }
 
@@ -87,15 +118,16 @@ static enum fl_status need_driver(struct fl_err *err)
 static enum fl_status failed(struct fl_err *err, cu_result r, const char *what, uint64_t n)
 {
     const char *name = "?", *text = "";
-    enum fl_status st = r == CU_OUT_OF_MEMORY   ? FL_EXHAUSTED
-                        : r == CU_NOT_SUPPORTED ? FL_UNSUPPORTED
+    enum fl_status st = r == CU_OUT_OF_MEMORY ? FL_EXHAUSTED
+                        : r == CU_NOT_SUPPORTED || r == CU_NO_BINARY || r == CU_PTX_TOO_NEW
+                            ? FL_UNSUPPORTED
                         : r == CU_INVALID_VALUE ? FL_INVALID
                                                 : FL_UNREACHABLE;
 
     (void)cu.error_name(r, &name);
     (void)cu.error_text(r, &text);
-    fl_err_set(err, st, FL_FROM_CUDA, r, "%s (%llu): %s, %s", what, (unsigned long long)n, name,
-               text);
+    fl_err_set(err, st, FL_FROM_CUDA, r, "%s (%llu): %s, %s%s", what, (unsigned long long)n, name,
+               text, hint(r));
     return st;
 }
 
@@ -124,6 +156,36 @@ static struct cu_prop chunk_prop(const struct gpu *g)
     return p;
 }
 
+static bool is_part(const struct cu_uuid *u, cu_device d, struct cu_uuid *whole)
+{
+    return whole_uuid && whole_uuid(whole, d) == CU_OK && memcmp(whole, u, sizeof(*u)) != 0;
+}
+
+/* As nvidia-smi calls it. */
+static void uuid_text(char out[GPU_UUID_BYTES], const struct cu_uuid *u, cu_device d)
+{
+    struct cu_uuid whole;
+
+    gpu_uuid_text(out, u->bytes);
+    if (is_part(u, d, &whole))
+        memcpy(out, "MIG", 3);
+}
+
+/* A process sees one part of a device at most, so that the whole one's name means it as well. */
+static bool is_called(const struct gpu_info *info, const char *uuid)
+{
+    char text[GPU_UUID_BYTES];
+    struct cu_uuid u, whole;
+    cu_device d;
+
+    if (strcmp(info->uuid, uuid) == 0)
+        return true;
+    if (cu.device(&d, info->ordinal) != CU_OK || cu.uuid(&u, d) != CU_OK || !is_part(&u, d, &whole))
+        return false;
+    gpu_uuid_text(text, whole.bytes);
+    return strcmp(text, uuid) == 0;
+}
+
 static enum fl_status describe(int ordinal, struct gpu_info *out, struct fl_err *err)
 {
     struct gpu g = { 0 };
@@ -145,7 +207,7 @@ static enum fl_status describe(int ordinal, struct gpu_info *out, struct fl_err 
     };
     out->legacy_ipc = !out->integrated || attribute(g.device, CU_ATTR_IPC_EVENT) != 0;
     (void)cu.device_name(out->name, sizeof(out->name), g.device);
-    gpu_uuid_text(out->uuid, u.bytes);
+    uuid_text(out->uuid, &u, g.device);
     struct cu_prop p = chunk_prop(&g);
     if (out->vmm && cu.granularity(&granularity, &p, CU_GRANULARITY_RECOMMENDED) == CU_OK)
         out->granularity_bytes = granularity;
@@ -174,7 +236,7 @@ static enum fl_status cuda_open(const char *uuid, struct gpu **out, struct fl_er
     size_t n = GPU_MAX, i = 0;
 
     FL_TRY(cuda_list(all, &n, err));
-    while (i < n && strcmp(all[i].uuid, uuid) != 0)
+    while (i < n && !is_called(&all[i], uuid))
         i++;
     if (i == n)
         return fl_fail(err, FL_NOT_FOUND, "no device %s among the %zu that this process sees", uuid,
@@ -188,7 +250,8 @@ static enum fl_status cuda_open(const char *uuid, struct gpu **out, struct fl_er
         r = cu.retain(&g->context, g->device);
     if (r != CU_OK || !g->context) {
         free(g);
-        return failed(err, r ? r : CU_OUT_OF_MEMORY, "context of device", i);
+        return fl_wrap(err, failed(err, r ? r : CU_OUT_OF_MEMORY, "context of device", i),
+                       "device %s", uuid);
     }
     *out = g;
     return FL_OK;
@@ -211,6 +274,9 @@ static enum fl_status cuda_memory(struct gpu *g, uint64_t *free_bytes, uint64_t 
     size_t f, t;
 
     FL_TRY(use(g, err));
+    if (g->info.integrated) /* what CUDA calls free leaves out what the page cache would give */
+        return fl_fail(err, FL_UNSUPPORTED, "device %s shares the host's memory and does not say",
+                       g->info.uuid);
     CHECK(err, "memory of device", g->info.ordinal, cu.memory(&f, &t));
     *free_bytes = f;
     *total = t;
@@ -253,6 +319,7 @@ static enum fl_status cuda_chunk_export(struct gpu *g, const struct gpu_chunk *c
     FL_TRY(use(g, err));
     CHECK(err, "export a chunk of bytes", c->bytes,
           cu.export_chunk(&got, c->handle, CU_HANDLE_POSIX_FD, 0));
+    (void)fcntl(got, F_SETFD, FD_CLOEXEC); /* a child must not hold the device's memory */
     *fd = got;
     return FL_OK;
 }
@@ -357,7 +424,7 @@ static enum fl_status cuda_where(uint64_t addr, struct gpu_where *out, struct fl
     CHECK(err, "device of address", addr, cu.pointer(&ordinal, CU_POINTER_ORDINAL, addr));
     CHECK(err, "look at device", ordinal, cu.device(&d, ordinal));
     CHECK(err, "UUID of device", ordinal, cu.uuid(&id, d));
-    gpu_uuid_text(w.uuid, id.bytes);
+    uuid_text(w.uuid, &id, d);
     (void)cu.pointer(&managed, CU_POINTER_IS_MANAGED, addr);
     (void)cu.pointer(&capable, CU_POINTER_LEGACY_IPC, addr);
     w.handle = capable && !managed && cu.pointer(&w.start, CU_POINTER_RANGE_START, addr) == CU_OK &&
@@ -579,6 +646,7 @@ static enum fl_status cuda_event_record(struct gpu_event *e, struct gpu_stream *
 
 static enum fl_status cuda_event_done(struct gpu_event *e, struct fl_err *err)
 {
+    FL_TRY(use(e->g, err));
     cu_result r = cu.event_query(e->e);
 
     return r == CU_OK          ? FL_OK
@@ -588,6 +656,7 @@ static enum fl_status cuda_event_done(struct gpu_event *e, struct fl_err *err)
 
 static enum fl_status cuda_event_sync(struct gpu_event *e, struct fl_err *err)
 {
+    FL_TRY(use(e->g, err));
     CHECK(err, "wait for device", e->g->info.ordinal, cu.event_sync(e->e));
     return FL_OK;
 }
@@ -595,6 +664,7 @@ static enum fl_status cuda_event_sync(struct gpu_event *e, struct fl_err *err)
 static enum fl_status cuda_event_ms(struct gpu_event *from, struct gpu_event *to, float *ms,
                                     struct fl_err *err)
 {
+    FL_TRY(use(from->g, err));
     CHECK(err, "time on device", from->g->info.ordinal, cu.event_ms(ms, from->e, to->e));
     return FL_OK;
 }

@@ -3,6 +3,7 @@
 #include "common/gpu/gpu.h"
 
 void gpu_uuid_text(char out[GPU_UUID_BYTES], const uint8_t bytes[16]);
+extern struct fl_err gpu_none_why; /* why gpu_none was picked; no text: it was asked for */
 extern struct gpu_code gpu_code; /* of kernels/; all zero until it is noted */
 /* "fake", "fake:N", "fake:gb10" */
 enum fl_status gpu_fake_shape(const char *word, struct fl_err *err);

@@ -13,8 +13,9 @@ static enum fl_status none_list(struct gpu_info *out, size_t *n, struct fl_err *
 static enum fl_status none_open(const char *uuid, struct gpu **out, struct fl_err *err)
 {
     (void)out;
-    return fl_fail(err, FL_UNSUPPORTED,
-                   "device %s: this machine has no CUDA driver, or FURLONG_GPU=none", uuid);
+    return fl_fail(err, FL_UNSUPPORTED, "device %s: %s", uuid,
+                   gpu_none_why.text[0] ? gpu_none_why.text
+                                        : "no devices are used here: FURLONG_GPU=none");
 }
 
 static enum fl_status none_where(uint64_t addr, struct gpu_where *out, struct fl_err *err)

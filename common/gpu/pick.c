@@ -7,6 +7,7 @@
 #include "common/gpu/gpu_priv.h"
 
 struct gpu_code gpu_code;
+struct fl_err gpu_none_why;
 static const struct gpu_ops *picked;
 static struct fl_err pick_err;
 static pthread_once_t pick_once = PTHREAD_ONCE_INIT;
@@ -17,9 +18,14 @@ static void pick(void)
     struct gpu_info all[GPU_MAX];
     size_t n = GPU_MAX;
 
-    if (!word || !*word)
-        picked = gpu_cuda.list(all, &n, NULL) == FL_OK && n > 0 ? &gpu_cuda : &gpu_none;
-    else if (strcmp(word, "cuda") == 0)
+    if (!word || !*word) {
+        enum fl_status st = gpu_cuda.list(all, &n, &gpu_none_why);
+
+        picked = st == FL_OK && n > 0 ? &gpu_cuda : &gpu_none;
+        if (st == FL_OK && n == 0)
+            (void)fl_fail(&gpu_none_why, FL_UNSUPPORTED,
+                          "the CUDA driver shows no device to this process");
+    } else if (strcmp(word, "cuda") == 0)
         picked = &gpu_cuda;
     else if (strcmp(word, "none") == 0)
         picked = &gpu_none;
