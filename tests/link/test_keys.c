@@ -8,6 +8,7 @@
 #include "tests/link/wait.h"
 #include "tests/t.h"
 #include "transport/link/ipc_priv.h"
+#include "transport/link/tcp_priv.h"
 
 #define MIB ((uint64_t)1 << 20)
 enum { EACH = 2 << 20, CHUNKS = WIRE_MAX_FDS + 2 };
@@ -262,9 +263,77 @@ static void one_piece_has_one_key(void **state)
     fl_loop_destroy(l);
 }
 
+/* A line that lives long: memory comes and goes, also at an address that something else had. */
+static struct link *tcp_opened(struct fl_loop *l)
+{
+    struct link_place p = { .addr = "127.0.0.1" };
+    struct link_team team = { .members = &p, .n = 1 };
+    struct wait ready = wait_for();
+    struct link *k;
+
+    t_ok(link_tcp.open(l, &team, &k, &ready.op, &err), &err);
+    t_until(l, ready.times == 1, 5000);
+    return k;
+}
+
+static enum fl_status tcp_pulled(struct fl_loop *l, struct link *k, const struct link_key *key)
+{
+    struct link_seg all = { .run_bytes = 4096, .rows = 1 };
+    struct link_mem to, view = { 0 };
+    struct wait w = wait_for();
+
+    t_ok(link_mem_alloc(4096, &to, &err), &err);
+    t_ok(link_tcp.map(k, key, false, &view, &err), &err);
+    t_ok(link_tcp.pull(k, &view, &to, &all, 1, NULL, &w.op, &err), &err);
+    t_until(l, w.times == 1, 10000);
+    link_tcp.unmap(k, &view);
+    link_mem_free(&to);
+    err = w.op.err;
+    return w.op.err.status;
+}
+
+static void memory_comes_and_goes_on_a_line(void **state)
+{
+    enum { STEP = 64, SET = 1024 };
+    struct link_key first = { 0 }, key;
+    struct link_mem block;
+    struct fl_loop *l;
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &l, &err), &err);
+    struct link *k = tcp_opened(l);
+
+    t_ok(link_mem_alloc(TCP_MAX_REGIONS * STEP + 8192, &block, &err), &err);
+    for (unsigned i = 0; i <= TCP_MAX_REGIONS; i++) {
+        struct link_mem mem = { .addr = (char *)block.addr + i * STEP, .bytes = 4096 };
+
+        key = (struct link_key){ 0 };
+        t_ok(link_tcp.share(k, &mem, &key, &err), &err);
+        first = i ? first : key;
+        if (i == 0 || i == SET || i == TCP_MAX_REGIONS)
+            t_ok(tcp_pulled(l, k, &key), &err);
+        if (i == SET)
+            t_ok(tcp_pulled(l, k, &first), &err); /* a set lies in so many */
+    }
+    t_refused(tcp_pulled(l, k, &first), FL_NOT_FOUND, &err); /* not what has its place now */
+    link_mem_free(&block);
+    for (unsigned i = 0; i < 3; i++) { /* of a device: what described the last one is gone */
+        struct link_mem slot;
+
+        t_ok(link_dev_alloc(device.uuid, 2 * MIB, &slot, &err), &err);
+        key = (struct link_key){ 0 };
+        t_ok(link_tcp.share(k, &slot, &key, &err), &err);
+        t_ok(tcp_pulled(l, k, &key), &err);
+        link_dev_free(&slot);
+    }
+    link_tcp.close(k);
+    fl_loop_destroy(l);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_comes_and_goes_on_a_line),
         cmocka_unit_test(two_keys_are_of_one_memory),
         cmocka_unit_test(a_handle_is_no_larger_than_its_memory),
         cmocka_unit_test(one_piece_has_one_key),

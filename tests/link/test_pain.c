@@ -265,6 +265,10 @@ static void p73_what_the_probe_could_not_is_not_used(void **state)
     (void)state;
     t_true(link_cuda_ipc.reaches(&good, &good, NULL));
     t_true(link_cuda_ipc.reaches(&no_fd, &good, NULL), "by handle");
+    good.ipc_ns++;
+    t_true(!link_cuda_ipc.reaches(&no_fd, &good, &err), "handles stay in an ipc namespace");
+    t_has(err.text, "--ipc=host");
+    good.ipc_ns--;
     t_true(!link_cuda_ipc.reaches(&none, &good, &err));
     t_int_eq(err.status, FL_UNSUPPORTED);
     t_has(err.text, "neither by descriptor nor by handle");

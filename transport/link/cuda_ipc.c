@@ -46,6 +46,12 @@ static bool ipc_reaches(const struct link_place *a, const struct link_place *b,
     else if (a->pid_ns != b->pid_ns)
         fl_fail(why_not, FL_UNREACHABLE,
                 "the two processes at %s are in different pid namespaces (containers)", a->addr);
+    else if (!(a->vmm_fd && b->vmm_fd) && a->legacy_ipc && b->legacy_ipc && a->ipc_ns != b->ipc_ns)
+        fl_fail(why_not, FL_UNSUPPORTED,
+                "device %s shares memory by handle alone, and the two processes at %s are in "
+                "different ipc namespaces: run the containers with --ipc=host, or one with the "
+                "other's",
+                a->gpu_uuid, a->addr);
     else if (!(a->vmm_fd && b->vmm_fd) && !(a->legacy_ipc && b->legacy_ipc))
         fl_fail(why_not, FL_UNSUPPORTED,
                 "device %s shares memory between processes neither by descriptor nor by handle: "

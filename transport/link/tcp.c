@@ -290,6 +290,25 @@ static enum fl_status tcp_open_link(struct fl_loop *l, const struct link_team *t
     return FL_OK;
 }
 
+/* With the lock held. The oldest gives its place up: a line lives for many epochs, and memory comes
+ * and goes. What is at an address that was shared before may be another's by now. */
+static uint64_t region_note(struct tcp *k, const struct link_mem *mine)
+{
+    uint64_t id = k->n_regions > TCP_MAX_REGIONS ? k->n_regions - TCP_MAX_REGIONS : 0;
+
+    for (; id < k->n_regions; id++) {
+        struct link_mem *m = &k->regions[id % TCP_MAX_REGIONS].mem;
+
+        if (m->addr != mine->addr || m->bytes != mine->bytes)
+            continue;
+        *m = *mine;
+        return id;
+    }
+    k->regions[id % TCP_MAX_REGIONS] = (struct tcp_region){ *mine };
+    k->n_regions++;
+    return id;
+}
+
 static enum fl_status tcp_share(struct link *base, const struct link_mem *mine,
                                 struct link_key *out, struct fl_err *err)
 {
@@ -300,16 +319,8 @@ static enum fl_status tcp_share(struct link *base, const struct link_mem *mine,
         return fl_fail(err, FL_INVALID, "tcp: memory at %p: nobody said on which device it is",
                        mine->addr);
     pthread_mutex_lock(&k->lock);
-    while (key.region < k->n_regions && (k->regions[key.region].mem.addr != mine->addr ||
-                                         k->regions[key.region].mem.bytes != mine->bytes))
-        key.region++;
-    bool room = key.region < TCP_MAX_REGIONS;
-
-    if (room && key.region == k->n_regions)
-        k->regions[k->n_regions++] = (struct tcp_region){ *mine };
+    key.region = region_note(k, mine);
     pthread_mutex_unlock(&k->lock);
-    if (!room)
-        return fl_fail(err, FL_EXHAUSTED, "tcp: %d regions are shared already", TCP_MAX_REGIONS);
     memcpy(key.token, k->token, sizeof(key.token));
     memcpy(key.addr, k->addr, sizeof(key.addr));
     memset(out->blob, 0, sizeof(out->blob));

@@ -13,18 +13,18 @@
 #include "transport/link/link_priv.h"
 
 enum {
-    TCP_ASK_MAGIC = 0x71617466,   /* "ftaq" */
-    TCP_SAY_MAGIC = 0x79737466,   /* "ftsy" */
-    TCP_KEY_MAGIC = 0x6b637466,   /* "ftck" */
-    TCP_MAX_PULLS = 256,          /* in flight on a link; past it FL_AGAIN until one is back */
-    TCP_MAX_RUNS = 1 << 20,       /* lines of an ask: 32 MiB */
-    TCP_MAX_REGIONS = 64,
-    TCP_MAX_CONNS = 1024,         /* accepted ones; past it they wait in the backlog */
-    TCP_CONNECT_MS = 5000,        /* and for the first ask of a stranger */
+    TCP_ASK_MAGIC = 0x71617466, /* "ftaq" */
+    TCP_SAY_MAGIC = 0x79737466, /* "ftsy" */
+    TCP_KEY_MAGIC = 0x6b637466, /* "ftck" */
+    TCP_MAX_PULLS = 256,        /* in flight on a link; past it FL_AGAIN until one is back */
+    TCP_MAX_RUNS = 1 << 20,     /* lines of an ask: 32 MiB */
+    TCP_MAX_REGIONS = 2048,     /* a set lies in 1,024 memories at most */
+    TCP_MAX_CONNS = 1024,       /* accepted ones; past it they wait in the backlog */
+    TCP_CONNECT_MS = 5000,      /* and for the first ask of a stranger */
     TCP_STALL_MS = 30000, /* bytes are awaited and none come: the epoch's deadline is shorter */
     TCP_IOV = 64,
-    TCP_CALL_BYTES = 1 << 20,     /* one sendmsg or recvmsg */
-    TCP_TURN_CALLS = 4,           /* of one connection, before the others are looked at */
+    TCP_CALL_BYTES = 1 << 20, /* one sendmsg or recvmsg */
+    TCP_TURN_CALLS = 4,       /* of one connection, before the others are looked at */
     TCP_TOKEN = 16
 };
 
@@ -71,7 +71,7 @@ struct tcp {
     pthread_mutex_t lock;
     struct tcp_pulls asked, over;
     struct tcp_region regions[TCP_MAX_REGIONS];
-    unsigned n_regions;
+    uint64_t n_regions; /* so many there have been; the last TCP_MAX_REGIONS are known */
     bool stop;
     struct link_op *quiet; /* posted by the loop once the thread has gone */
     /* the loop alone */

@@ -139,12 +139,12 @@ static void check_runs(struct tcp *k, struct tcp_serving *c)
     struct tcp_region region = { 0 };
 
     pthread_mutex_lock(&k->lock);
-    if (c->ask.region < k->n_regions)
-        region = k->regions[c->ask.region];
+    if (c->ask.region < k->n_regions && k->n_regions - c->ask.region <= TCP_MAX_REGIONS)
+        region = k->regions[c->ask.region % TCP_MAX_REGIONS];
     pthread_mutex_unlock(&k->lock);
     c->say.bytes = 0;
     if (!region.mem.bytes) {
-        answer(c, FL_NOT_FOUND, "no such region is shared");
+        answer(c, FL_NOT_FOUND, "no such region is shared, or not any more");
         return;
     }
     for (uint32_t i = 0; i < c->ask.n_runs; i++)
