@@ -1,4 +1,4 @@
-#include "common/gpu/gpu.h"
+#include "common/gpu/cuda_priv.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -9,33 +9,10 @@
 #include <unistd.h>
 
 #include "common/base/fault.h"
-#include "common/gpu/cuda_api.h"
-#include "common/gpu/gpu_priv.h"
 
-enum { KERNELS_MAX = 32 };
-struct gpu {
-    struct gpu_info info;
-    cu_device device;
-    cu_context context;
-    cu_module module; /* loaded at the first launch */
-    struct {
-        const char *name;
-        cu_function f;
-    } kernels[KERNELS_MAX];
-    size_t n_kernels;
-    struct pinned *pinned;
-};
-struct gpu_stream {
-    struct gpu *g;
-    cu_stream s;
-};
-struct gpu_event {
-    struct gpu *g;
-    cu_event e;
-};
-
-static struct cu_api cu;
-/* Of the whole device, where cu.uuid is of the part that this process has (MIG); NULL: not told. */
+struct cu_api cuda;
+/* Of the whole device, where cuda.uuid is of the part that this process has (MIG); NULL: not told.
+ */
 static cu_result (*whole_uuid)(struct cu_uuid *u, cu_device d);
 static struct fl_err cu_err; /* why there is no driver */
 static bool cu_ready;
@@ -91,14 +68,14 @@ static void load(void)
                           "the CUDA driver lacks %s: CUDA 12 or newer is wanted", table[i].symbol);
             return;
         }
-        memcpy((char *)&cu + table[i].at, &f, sizeof(f));
+        memcpy((char *)&cuda + table[i].at, &f, sizeof(f));
     }
-    cu_result r = cu.init(0);
+    cu_result r = cuda.init(0);
     if (r != CU_OK) {
         const char *name = "?", *text = "";
 
-        (void)cu.error_name(r, &name);
-        (void)cu.error_text(r, &text);
+        (void)cuda.error_name(r, &name);
+        (void)cuda.error_text(r, &text);
         fl_err_set(&cu_err, FL_UNSUPPORTED, FL_FROM_CUDA, r,
                    "the CUDA driver does not start: %s (%d), %s%s", name, r, text, hint(r));
         return;
@@ -115,7 +92,7 @@ static enum fl_status need_driver(struct fl_err *err)
     return cu_ready ? FL_OK : FL_UNSUPPORTED;
 }
 
-static enum fl_status failed(struct fl_err *err, cu_result r, const char *what, uint64_t n)
+enum fl_status cuda_failed(struct fl_err *err, cu_result r, const char *what, uint64_t n)
 {
     const char *name = "?", *text = "";
     enum fl_status st = r == CU_OUT_OF_MEMORY ? FL_EXHAUSTED
@@ -124,26 +101,18 @@ static enum fl_status failed(struct fl_err *err, cu_result r, const char *what, 
                         : r == CU_INVALID_VALUE ? FL_INVALID
                                                 : FL_UNREACHABLE;
 
-    (void)cu.error_name(r, &name);
-    (void)cu.error_text(r, &text);
+    (void)cuda.error_name(r, &name);
+    (void)cuda.error_text(r, &text);
     fl_err_set(err, st, FL_FROM_CUDA, r, "%s (%llu): %s, %s%s", what, (unsigned long long)n, name,
                text, hint(r));
     return st;
 }
 
-/* CHECK(err, "what", n, call): returns what the driver said, as a status. */
-#define CHECK(err, what, n, call)                                                                  \
-    do {                                                                                           \
-        cu_result r_ = (call);                                                                     \
-        if (r_ != CU_OK)                                                                           \
-            return failed(err, r_, what, (uint64_t)(n));                                           \
-    } while (0)
-
 static int attribute(cu_device d, int which)
 {
     int v = 0;
 
-    return cu.attribute(&v, which, d) == CU_OK ? v : 0;
+    return cuda.attribute(&v, which, d) == CU_OK ? v : 0;
 }
 
 static struct cu_prop chunk_prop(const struct gpu *g)
@@ -180,7 +149,8 @@ static bool is_called(const struct gpu_info *info, const char *uuid)
 
     if (strcmp(info->uuid, uuid) == 0)
         return true;
-    if (cu.device(&d, info->ordinal) != CU_OK || cu.uuid(&u, d) != CU_OK || !is_part(&u, d, &whole))
+    if (cuda.device(&d, info->ordinal) != CU_OK || cuda.uuid(&u, d) != CU_OK ||
+        !is_part(&u, d, &whole))
         return false;
     gpu_uuid_text(text, whole.bytes);
     return strcmp(text, uuid) == 0;
@@ -192,9 +162,9 @@ static enum fl_status describe(int ordinal, struct gpu_info *out, struct fl_err 
     struct cu_uuid u;
     size_t total = 0, granularity = 0;
 
-    CHECK(err, "device", ordinal, cu.device(&g.device, ordinal));
-    CHECK(err, "uuid of device", ordinal, cu.uuid(&u, g.device));
-    CHECK(err, "memory of device", ordinal, cu.total(&total, g.device));
+    CUDA_CHECK(err, "device", ordinal, cuda.device(&g.device, ordinal));
+    CUDA_CHECK(err, "uuid of device", ordinal, cuda.uuid(&u, g.device));
+    CUDA_CHECK(err, "memory of device", ordinal, cuda.total(&total, g.device));
     *out = (struct gpu_info){
         .ordinal = ordinal,
         .major = attribute(g.device, CU_ATTR_MAJOR),
@@ -206,10 +176,10 @@ static enum fl_status describe(int ordinal, struct gpu_info *out, struct fl_err 
         .total_bytes = total,
     };
     out->legacy_ipc = !out->integrated || attribute(g.device, CU_ATTR_IPC_EVENT) != 0;
-    (void)cu.device_name(out->name, sizeof(out->name), g.device);
+    (void)cuda.device_name(out->name, sizeof(out->name), g.device);
     uuid_text(out->uuid, &u, g.device);
     struct cu_prop p = chunk_prop(&g);
-    if (out->vmm && cu.granularity(&granularity, &p, CU_GRANULARITY_RECOMMENDED) == CU_OK)
+    if (out->vmm && cuda.granularity(&granularity, &p, CU_GRANULARITY_RECOMMENDED) == CU_OK)
         out->granularity_bytes = granularity;
     return FL_OK;
 }
@@ -219,9 +189,9 @@ static enum fl_status cuda_list(struct gpu_info *out, size_t *n, struct fl_err *
     int count = 0;
 
     FL_TRY(need_driver(err));
-    cu_result r = cu.count(&count);
+    cu_result r = cuda.count(&count);
     if (r != CU_OK && r != CU_NO_DEVICE)
-        return failed(err, r, "count devices", 0);
+        return cuda_failed(err, r, "count devices", 0);
     if ((size_t)count > *n)
         return fl_fail(err, FL_EXHAUSTED, "%d devices, room for %zu", count, *n);
     for (int i = 0; i < count; i++)
@@ -245,12 +215,12 @@ static enum fl_status cuda_open(const char *uuid, struct gpu **out, struct fl_er
     if (!g)
         return fl_fail(err, FL_EXHAUSTED, "no memory for device %s", uuid);
     g->info = all[i];
-    cu_result r = cu.device(&g->device, g->info.ordinal);
+    cu_result r = cuda.device(&g->device, g->info.ordinal);
     if (r == CU_OK && !FL_FAULT("gpu.context"))
-        r = cu.retain(&g->context, g->device);
+        r = cuda.retain(&g->context, g->device);
     if (r != CU_OK || !g->context) {
         free(g);
-        return fl_wrap(err, failed(err, r ? r : CU_OUT_OF_MEMORY, "context of device", i),
+        return fl_wrap(err, cuda_failed(err, r ? r : CU_OUT_OF_MEMORY, "context of device", i),
                        "device %s", uuid);
     }
     *out = g;
@@ -262,22 +232,16 @@ static const struct gpu_info *cuda_info(const struct gpu *g)
     return &g->info;
 }
 
-static enum fl_status use(struct gpu *g, struct fl_err *err)
-{
-    CHECK(err, "use device", g->info.ordinal, cu.current(g->context));
-    return FL_OK;
-}
-
 static enum fl_status cuda_memory(struct gpu *g, uint64_t *free_bytes, uint64_t *total,
                                   struct fl_err *err)
 {
     size_t f, t;
 
-    FL_TRY(use(g, err));
+    FL_TRY(cuda_use(g, err));
     if (g->info.integrated) /* what CUDA calls free leaves out what the page cache would give */
         return fl_fail(err, FL_UNSUPPORTED, "device %s shares the host's memory and does not say",
                        g->info.uuid);
-    CHECK(err, "memory of device", g->info.ordinal, cu.memory(&f, &t));
+    CUDA_CHECK(err, "memory of device", g->info.ordinal, cuda.memory(&f, &t));
     *free_bytes = f;
     *total = t;
     return FL_OK;
@@ -291,17 +255,17 @@ static enum fl_status cuda_chunk_create(struct gpu *g, uint64_t bytes, struct gp
     uint64_t h;
 
     if (FL_FAULT("gpu.chunk"))
-        return failed(err, CU_OUT_OF_MEMORY, "chunk of bytes", bytes);
-    FL_TRY(use(g, err));
-    CHECK(err, "chunk of bytes", bytes, cu.create(&h, bytes, &p, 0));
+        return cuda_failed(err, CU_OUT_OF_MEMORY, "chunk of bytes", bytes);
+    FL_TRY(cuda_use(g, err));
+    CUDA_CHECK(err, "chunk of bytes", bytes, cuda.create(&h, bytes, &p, 0));
     *out = (struct gpu_chunk){ h, bytes };
     return FL_OK;
 }
 
 static void cuda_chunk_release(struct gpu *g, struct gpu_chunk *c)
 {
-    (void)cu.current(g->context);
-    (void)cu.release_chunk(c->handle);
+    (void)cuda.current(g->context);
+    (void)cuda.release_chunk(c->handle);
     *c = (struct gpu_chunk){ 0 };
 }
 
@@ -316,9 +280,9 @@ static enum fl_status cuda_chunk_export(struct gpu *g, const struct gpu_chunk *c
 {
     int got = -1;
 
-    FL_TRY(use(g, err));
-    CHECK(err, "export a chunk of bytes", c->bytes,
-          cu.export_chunk(&got, c->handle, CU_HANDLE_POSIX_FD, 0));
+    FL_TRY(cuda_use(g, err));
+    CUDA_CHECK(err, "export a chunk of bytes", c->bytes,
+               cuda.export_chunk(&got, c->handle, CU_HANDLE_POSIX_FD, 0));
     (void)fcntl(got, F_SETFD, FD_CLOEXEC); /* a child must not hold the device's memory */
     *fd = got;
     return FL_OK;
@@ -329,9 +293,9 @@ static enum fl_status cuda_chunk_import(struct gpu *g, int fd, uint64_t bytes,
 {
     uint64_t h;
 
-    FL_TRY(use(g, err));
-    CHECK(err, "import a chunk of bytes", bytes,
-          cu.import_chunk(&h, (void *)(intptr_t)fd, CU_HANDLE_POSIX_FD));
+    FL_TRY(cuda_use(g, err));
+    CUDA_CHECK(err, "import a chunk of bytes", bytes,
+               cuda.import_chunk(&h, (void *)(intptr_t)fd, CU_HANDLE_POSIX_FD));
     *out = (struct gpu_chunk){ h, bytes };
     return FL_OK;
 }
@@ -339,15 +303,15 @@ static enum fl_status cuda_chunk_import(struct gpu *g, int fd, uint64_t bytes,
 static enum fl_status cuda_reserve(struct gpu *g, uint64_t bytes, uint64_t *addr,
                                    struct fl_err *err)
 {
-    FL_TRY(use(g, err));
-    CHECK(err, "reserve addresses, bytes", bytes, cu.reserve(addr, bytes, 0, 0, 0));
+    FL_TRY(cuda_use(g, err));
+    CUDA_CHECK(err, "reserve addresses, bytes", bytes, cuda.reserve(addr, bytes, 0, 0, 0));
     return FL_OK;
 }
 
 static void cuda_unreserve(struct gpu *g, uint64_t addr, uint64_t bytes)
 {
-    (void)cu.current(g->context);
-    (void)cu.unreserve(addr, bytes);
+    (void)cuda.current(g->context);
+    (void)cuda.unreserve(addr, bytes);
 }
 
 static enum fl_status cuda_map(struct gpu *g, uint64_t addr, const struct gpu_chunk *c,
@@ -357,34 +321,34 @@ static enum fl_status cuda_map(struct gpu *g, uint64_t addr, const struct gpu_ch
                            writable ? CU_ACCESS_READ_WRITE : CU_ACCESS_READ };
     cu_result r;
 
-    FL_TRY(use(g, err));
-    CHECK(err, "map bytes", c->bytes, cu.map(addr, c->bytes, 0, c->handle, 0));
-    r = cu.access(addr, c->bytes, &a, 1);
+    FL_TRY(cuda_use(g, err));
+    CUDA_CHECK(err, "map bytes", c->bytes, cuda.map(addr, c->bytes, 0, c->handle, 0));
+    r = cuda.access(addr, c->bytes, &a, 1);
     if (r == CU_OK)
         return FL_OK;
-    (void)cu.unmap(addr, c->bytes);
-    return failed(err, r, "give access to bytes", c->bytes);
+    (void)cuda.unmap(addr, c->bytes);
+    return cuda_failed(err, r, "give access to bytes", c->bytes);
 }
 
 static enum fl_status cuda_unmap(struct gpu *g, uint64_t addr, uint64_t bytes, struct fl_err *err)
 {
-    FL_TRY(use(g, err));
-    CHECK(err, "unmap bytes", bytes, cu.unmap(addr, bytes));
+    FL_TRY(cuda_use(g, err));
+    CUDA_CHECK(err, "unmap bytes", bytes, cuda.unmap(addr, bytes));
     return FL_OK;
 }
 
 /* ==== plain memory ==== */
 static enum fl_status cuda_alloc(struct gpu *g, uint64_t bytes, uint64_t *addr, struct fl_err *err)
 {
-    FL_TRY(use(g, err));
-    CHECK(err, "allocate bytes", bytes, cu.alloc(addr, bytes));
+    FL_TRY(cuda_use(g, err));
+    CUDA_CHECK(err, "allocate bytes", bytes, cuda.alloc(addr, bytes));
     return FL_OK;
 }
 
 static void cuda_free(struct gpu *g, uint64_t addr)
 {
-    (void)cu.current(g->context);
-    (void)cu.free(addr);
+    (void)cuda.current(g->context);
+    (void)cuda.free(addr);
 }
 
 static enum fl_status cuda_ipc_get(struct gpu *g, uint64_t addr, struct gpu_handle *out,
@@ -394,14 +358,14 @@ static enum fl_status cuda_ipc_get(struct gpu *g, uint64_t addr, struct gpu_hand
     uint64_t start = addr;
     int capable = 0;
 
-    FL_TRY(use(g, err));
-    CHECK(err, "look at address", addr, cu.pointer(&capable, CU_POINTER_LEGACY_IPC, addr));
+    FL_TRY(cuda_use(g, err));
+    CUDA_CHECK(err, "look at address", addr, cuda.pointer(&capable, CU_POINTER_LEGACY_IPC, addr));
     if (!capable)
         return fl_fail(err, FL_UNSUPPORTED,
                        "memory at %#llx is of a chunk or a pool: it has no IPC handle",
                        (unsigned long long)addr);
-    CHECK(err, "look at address", addr, cu.pointer(&start, CU_POINTER_RANGE_START, addr));
-    CHECK(err, "IPC handle of address", addr, cu.ipc_get(&h, addr));
+    CUDA_CHECK(err, "look at address", addr, cuda.pointer(&start, CU_POINTER_RANGE_START, addr));
+    CUDA_CHECK(err, "IPC handle of address", addr, cuda.ipc_get(&h, addr));
     memcpy(out->b, h.reserved, sizeof(out->b));
     *off = addr - start;
     return FL_OK;
@@ -418,17 +382,18 @@ static enum fl_status cuda_where(uint64_t addr, struct gpu_where *out, struct fl
     cu_device d;
 
     FL_TRY(need_driver(err));
-    if (cu.pointer(&type, CU_POINTER_MEMORY_TYPE, addr) != CU_OK || type != CU_MEMORY_DEVICE)
+    if (cuda.pointer(&type, CU_POINTER_MEMORY_TYPE, addr) != CU_OK || type != CU_MEMORY_DEVICE)
         return fl_fail(err, FL_NOT_FOUND, "memory at %#llx is on no device",
                        (unsigned long long)addr);
-    CHECK(err, "device of address", addr, cu.pointer(&ordinal, CU_POINTER_ORDINAL, addr));
-    CHECK(err, "look at device", ordinal, cu.device(&d, ordinal));
-    CHECK(err, "UUID of device", ordinal, cu.uuid(&id, d));
+    CUDA_CHECK(err, "device of address", addr, cuda.pointer(&ordinal, CU_POINTER_ORDINAL, addr));
+    CUDA_CHECK(err, "look at device", ordinal, cuda.device(&d, ordinal));
+    CUDA_CHECK(err, "UUID of device", ordinal, cuda.uuid(&id, d));
     uuid_text(w.uuid, &id, d);
-    (void)cu.pointer(&managed, CU_POINTER_IS_MANAGED, addr);
-    (void)cu.pointer(&capable, CU_POINTER_LEGACY_IPC, addr);
-    w.handle = capable && !managed && cu.pointer(&w.start, CU_POINTER_RANGE_START, addr) == CU_OK &&
-               cu.pointer(&bytes, CU_POINTER_RANGE_SIZE, addr) == CU_OK;
+    (void)cuda.pointer(&managed, CU_POINTER_IS_MANAGED, addr);
+    (void)cuda.pointer(&capable, CU_POINTER_LEGACY_IPC, addr);
+    w.handle = capable && !managed &&
+               cuda.pointer(&w.start, CU_POINTER_RANGE_START, addr) == CU_OK &&
+               cuda.pointer(&bytes, CU_POINTER_RANGE_SIZE, addr) == CU_OK;
     w.bytes = bytes;
     *out = w;
     return FL_OK;
@@ -440,16 +405,16 @@ static enum fl_status cuda_ipc_open(struct gpu *g, const struct gpu_handle *hand
     struct cu_ipc h;
 
     memcpy(h.reserved, handle->b, sizeof(h.reserved));
-    FL_TRY(use(g, err));
-    CHECK(err, "open an IPC handle on device", g->info.ordinal,
-          cu.ipc_open(addr, h, CU_IPC_LAZY_PEER));
+    FL_TRY(cuda_use(g, err));
+    CUDA_CHECK(err, "open an IPC handle on device", g->info.ordinal,
+               cuda.ipc_open(addr, h, CU_IPC_LAZY_PEER));
     return FL_OK;
 }
 
 static void cuda_ipc_close(struct gpu *g, uint64_t addr)
 {
-    (void)cu.current(g->context);
-    (void)cu.ipc_close(addr);
+    (void)cuda.current(g->context);
+    (void)cuda.ipc_close(addr);
 }
 
 static uint64_t cuda_left_of(struct gpu *g, uint64_t addr)
@@ -457,9 +422,9 @@ static uint64_t cuda_left_of(struct gpu *g, uint64_t addr)
     uint64_t start = 0;
     size_t bytes = 0;
 
-    if (cu.current(g->context) != CU_OK ||
-        cu.pointer(&start, CU_POINTER_RANGE_START, addr) != CU_OK ||
-        cu.pointer(&bytes, CU_POINTER_RANGE_SIZE, addr) != CU_OK || start > addr ||
+    if (cuda.current(g->context) != CU_OK ||
+        cuda.pointer(&start, CU_POINTER_RANGE_START, addr) != CU_OK ||
+        cuda.pointer(&bytes, CU_POINTER_RANGE_SIZE, addr) != CU_OK || start > addr ||
         bytes < addr - start)
         return UINT64_MAX;
     return bytes - (addr - start);
@@ -469,23 +434,16 @@ static enum fl_status cuda_peer(struct gpu *g, const struct gpu *other, struct f
 {
     int can = 0;
 
-    CHECK(err, "peer access of device", g->info.ordinal,
-          cu.can_peer(&can, g->device, other->device));
+    CUDA_CHECK(err, "peer access of device", g->info.ordinal,
+               cuda.can_peer(&can, g->device, other->device));
     if (!can)
         return fl_fail(err, FL_UNSUPPORTED, "device %s cannot read the memory of %s", g->info.uuid,
                        other->info.uuid);
-    FL_TRY(use(g, err));
-    cu_result r = cu.peer(other->context, 0);
+    FL_TRY(cuda_use(g, err));
+    cu_result r = cuda.peer(other->context, 0);
     return r == CU_OK || r == CU_PEER_ALREADY
                ? FL_OK
-               : failed(err, r, "peer access to device", (uint64_t)other->device);
-}
-
-static enum fl_status cuda_sync(struct gpu *g, struct fl_err *err)
-{
-    FL_TRY(use(g, err));
-    CHECK(err, "wait for device", g->info.ordinal, cu.sync());
-    return FL_OK;
+               : cuda_failed(err, r, "peer access to device", (uint64_t)other->device);
 }
 
 /* ==== pinned host memory ==== */
@@ -509,13 +467,13 @@ static enum fl_status cuda_pin(struct gpu *g, uint64_t bytes, void **out, struct
         free(p);
         return st;
     }
-    r = cu.current(g->context);
+    r = cuda.current(g->context);
     if (r == CU_OK)
-        r = cu.pin(p->at, bytes, CU_HOST_PORTABLE);
+        r = cuda.pin(p->at, bytes, CU_HOST_PORTABLE);
     if (r != CU_OK) {
         (void)munmap(p->at, bytes);
         free(p);
-        return failed(err, r, "pin bytes", bytes);
+        return cuda_failed(err, r, "pin bytes", bytes);
     }
     g->pinned = p;
     *out = p->at;
@@ -532,8 +490,8 @@ static void cuda_unpin(struct gpu *g, void *at)
     if (!p)
         return;
     *link = p->next;
-    (void)cu.current(g->context);
-    (void)cu.unpin(p->at);
+    (void)cuda.current(g->context);
+    (void)cuda.unpin(p->at);
     (void)munmap(p->at, p->bytes);
     free(p);
 }
@@ -545,178 +503,11 @@ static void cuda_close(struct gpu *g)
     while (g->pinned)
         cuda_unpin(g, g->pinned->at);
     if (g->module) {
-        (void)cu.current(g->context);
-        (void)cu.module_free(g->module);
+        (void)cuda.current(g->context);
+        (void)cuda.module_free(g->module);
     }
-    (void)cu.release(g->device);
+    (void)cuda.release(g->device);
     free(g);
-}
-
-/* ==== streams ==== */
-static enum fl_status cuda_stream(struct gpu *g, struct gpu_stream **out, struct fl_err *err)
-{
-    struct gpu_stream *s = calloc(1, sizeof(*s));
-    cu_result r;
-
-    if (!s)
-        return fl_fail(err, FL_EXHAUSTED, "no memory for a stream");
-    s->g = g;
-    r = cu.current(g->context);
-    if (r == CU_OK)
-        r = cu.stream(&s->s, CU_STREAM_NON_BLOCKING);
-    if (r != CU_OK) {
-        free(s);
-        return failed(err, r, "stream on device", (uint64_t)g->info.ordinal);
-    }
-    *out = s;
-    return FL_OK;
-}
-
-static void cuda_stream_free(struct gpu_stream *s)
-{
-    if (!s)
-        return;
-    (void)cu.current(s->g->context);
-    (void)cu.stream_free(s->s);
-    free(s);
-}
-
-static enum fl_status cuda_raw_sync(struct gpu *g, void *raw, struct fl_err *err)
-{
-    FL_TRY(use(g, err));
-    CHECK(err, "wait for a stream of device", g->info.ordinal, cu.stream_sync(raw));
-    return FL_OK;
-}
-
-static void *cuda_stream_raw(struct gpu_stream *s)
-{
-    return s->s;
-}
-
-static enum fl_status cuda_stream_sync(struct gpu_stream *s, struct fl_err *err)
-{
-    FL_TRY(use(s->g, err));
-    CHECK(err, "wait for device", s->g->info.ordinal, cu.stream_sync(s->s));
-    return FL_OK;
-}
-
-static enum fl_status cuda_stream_wait(struct gpu_stream *s, struct gpu_event *e,
-                                       struct fl_err *err)
-{
-    FL_TRY(use(s->g, err));
-    CHECK(err, "order streams on device", s->g->info.ordinal, cu.stream_wait(s->s, e->e, 0));
-    return FL_OK;
-}
-
-static enum fl_status cuda_event(struct gpu *g, struct gpu_event **out, struct fl_err *err)
-{
-    struct gpu_event *e = calloc(1, sizeof(*e));
-    cu_result r;
-
-    if (!e)
-        return fl_fail(err, FL_EXHAUSTED, "no memory for an event");
-    e->g = g;
-    r = cu.current(g->context);
-    if (r == CU_OK)
-        r = cu.event(&e->e, 0);
-    if (r != CU_OK) {
-        free(e);
-        return failed(err, r, "event on device", (uint64_t)g->info.ordinal);
-    }
-    *out = e;
-    return FL_OK;
-}
-
-static void cuda_event_free(struct gpu_event *e)
-{
-    if (!e)
-        return;
-    (void)cu.current(e->g->context);
-    (void)cu.event_free(e->e);
-    free(e);
-}
-
-static enum fl_status cuda_event_record(struct gpu_event *e, struct gpu_stream *s,
-                                        struct fl_err *err)
-{
-    FL_TRY(use(s->g, err));
-    CHECK(err, "record on device", s->g->info.ordinal, cu.event_record(e->e, s->s));
-    return FL_OK;
-}
-
-static enum fl_status cuda_event_done(struct gpu_event *e, struct fl_err *err)
-{
-    FL_TRY(use(e->g, err));
-    cu_result r = cu.event_query(e->e);
-
-    return r == CU_OK          ? FL_OK
-           : r == CU_NOT_READY ? FL_AGAIN
-                               : failed(err, r, "device", (uint64_t)e->g->info.ordinal);
-}
-
-static enum fl_status cuda_event_sync(struct gpu_event *e, struct fl_err *err)
-{
-    FL_TRY(use(e->g, err));
-    CHECK(err, "wait for device", e->g->info.ordinal, cu.event_sync(e->e));
-    return FL_OK;
-}
-
-static enum fl_status cuda_event_ms(struct gpu_event *from, struct gpu_event *to, float *ms,
-                                    struct fl_err *err)
-{
-    FL_TRY(use(from->g, err));
-    CHECK(err, "time on device", from->g->info.ordinal, cu.event_ms(ms, from->e, to->e));
-    return FL_OK;
-}
-
-static enum fl_status cuda_copy(struct gpu_stream *s, uint64_t to, uint64_t from, uint64_t bytes,
-                                struct fl_err *err)
-{
-    FL_TRY(use(s->g, err));
-    CHECK(err, "copy bytes", bytes, cu.copy(to, from, bytes, s->s));
-    return FL_OK;
-}
-
-static enum fl_status cuda_fill(struct gpu_stream *s, uint64_t to, uint8_t value, uint64_t bytes,
-                                struct fl_err *err)
-{
-    FL_TRY(use(s->g, err));
-    CHECK(err, "fill bytes", bytes, cu.fill(to, value, bytes, s->s));
-    return FL_OK;
-}
-
-/* Functions are looked up once: a launch costs no names. */
-static enum fl_status find_kernel(struct gpu *g, const char *name, cu_function *out,
-                                  struct fl_err *err)
-{
-    for (size_t i = 0; i < g->n_kernels; i++)
-        if (strcmp(g->kernels[i].name, name) == 0) {
-            *out = g->kernels[i].f;
-            return FL_OK;
-        }
-    if (!gpu_code.image)
-        return fl_fail(err, FL_UNSUPPORTED, "kernel %s: this build has no device code", name);
-    if (g->n_kernels == KERNELS_MAX)
-        return fl_fail(err, FL_INTERNAL, "kernel %s: more than %d kernels", name, KERNELS_MAX);
-    if (!g->module)
-        CHECK(err, "load device code for compute capability", g->info.major * 10 + g->info.minor,
-              cu.module(&g->module, gpu_code.image));
-    CHECK(err, name, 0, cu.function(out, g->module, name));
-    g->kernels[g->n_kernels].name = name;
-    g->kernels[g->n_kernels++].f = *out;
-    return FL_OK;
-}
-
-static enum fl_status cuda_launch(struct gpu_stream *s, const struct gpu_launch *l,
-                                  struct fl_err *err)
-{
-    cu_function f;
-
-    FL_TRY(use(s->g, err));
-    FL_TRY(find_kernel(s->g, l->kernel, &f, err));
-    CHECK(err, l->kernel, l->grid,
-          cu.launch(f, l->grid, 1, 1, l->block, 1, 1, l->shared_bytes, s->s, l->params, NULL));
-    return FL_OK;
 }
 
 const struct gpu_ops gpu_cuda = {
