@@ -24,7 +24,16 @@ struct plane_member {
     struct fl_timer probe_again;
     uint32_t probe_ms;
 };
-struct updating;
+enum { PLANE_FILL_MS = 120000 }; /* a fill's time, and an update's that was given none */
+struct updating {                /* a program's call, while it waits for it */
+    struct client_sync sync;
+    struct furlong_group *from, *to;
+    const struct furlong_update *how;
+    enum xfer_mode mode;
+    uint64_t due_ns;
+    bool late; /* half of its time is over: it starts with those that are ready */
+    struct furlong_report report;
+};
 struct plane {
     struct client_driver *d;
     struct plane *next;
@@ -42,8 +51,13 @@ struct plane {
     struct fl_timer reach_due; /* of the one waiting */
     struct updating *waiting, *current;
 };
-void plane_go(struct plane *p); /* whatever is due now and can start */
-
+/* plane_run.c */
+void plane_runs_init(struct plane *p);
+void plane_members_start(struct plane *p); /* they are reached, and again whenever they come back */
+void plane_members_stop(struct plane *p);
+void plane_go(struct plane *p);    /* whatever is due now and can start */
 void plane_heard(struct plane *p); /* a probe was answered, or members changed */
+void plane_update_fail(struct plane *p, enum fl_status st, const struct fl_err *err); /* waiting */
+/* plane_probe.c */
 void plane_probe_start(struct plane_member *m, struct call_peer *call);
 void plane_probe_stop(struct plane_member *m);
