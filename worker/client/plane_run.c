@@ -2,6 +2,7 @@
 #include "common/base/id.h"
 #include "common/base/log.h"
 #include "worker/client/plane.h"
+#include "worker/client/weights.h"
 
 enum { FILL_PAUSE_MS = 1000 }; /* after a fill that did not succeed */
 
