@@ -116,6 +116,30 @@ static void p70_tensors_are_given_where_they_lie(void **state)
     }
 }
 
+/* Its layout is the engine's, and all of it is in one memory: but nobody can map that. */
+static void what_is_staged_is_not_shared(void **state)
+{
+    struct furlong_update how = { .set = "policy", .mode = "share", .budget_ms = 20000 };
+    struct furlong_report r = { 0 };
+    struct plane p;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    of_devices();
+    p = plane_make(1, 1, "LIES=row", NULL);
+    t_refused(furlong_update(p.trainers, p.engines, &how, &r, &err), FL_INVALID, &err);
+    t_has(err.text, "trainer 0");
+    t_has(err.text, "use copy");
+    for (uint64_t v = 0; v < 2; v++) {
+        if (v)
+            plane_write(&p, v);
+        r = plane_update(&p, v, "auto", 0);
+        t_str_eq(r.mode, "copy");
+        plane_serves(&p, 0, (long long)v);
+    }
+    plane_end(&p);
+}
+
 /* As many as may wait for a staged bucket do: whoever comes later asks again. */
 static void a_staged_bucket_is_asked_for_again(void **state)
 {
@@ -539,6 +563,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(each_mode_brings_the_bytes),
         cmocka_unit_test(p84_an_engine_says_why_it_serves_nothing),
         cmocka_unit_test(p70_tensors_are_given_where_they_lie),
+        cmocka_unit_test(what_is_staged_is_not_shared),
         cmocka_unit_test(a_staged_bucket_is_asked_for_again),
         cmocka_unit_test(p82_who_dies_at_a_bucket_is_filled),
         cmocka_unit_test(p82_who_refuses_a_bucket_is_heard),

@@ -6,8 +6,8 @@
  *
  * FAULT_1=SPEC: a fault point of the first attempt of rank 1 alone
  *
- * LIES=arena|plain|pool: the trainer gives its tensors where they lie: in the arena, in memory that has an IPC
- * handle, in memory that no other process can map
+ * LIES=arena|plain|pool|row: the trainer gives its tensors where they lie: in the arena, in memory that has an IPC
+ * handle, in memory that no other process can map, all in one of these as an engine would lay them out
  *
  * trainer: "write" body uint64 version: begin, write the pattern, publish
  * engine:  "check": body "VERSION ok|wrong|none DIGEST0 paused|running resident-KiB pauses descriptors address"; descriptors:

@@ -118,11 +118,23 @@ static enum fl_status plan_again(struct xfer_coord *c, struct xfer_plan_in *in,
     return FL_OK;
 }
 
+/* A giver whose memory nobody else can map: what they could is a buffer that it is copied to. */
+static const struct co_member *in_copies(const struct xfer_coord *c)
+{
+    for (const struct co_member *m = c->members; m; m = m->next)
+        if (m->gives && m->source && m->st.in_copies)
+            return m;
+    return NULL;
+}
+
 /* On one device auto may share: nothing moves, and one copy less is held. In host memory it copies:
  * engines there may hold on to what they were given. */
 static bool may_share(const struct xfer_coord *c)
 {
     const char *device = NULL;
+
+    if (in_copies(c))
+        return false;
 
     for (const struct co_member *m = c->members; m; m = m->next) {
         if (!m->gives && !takes(m))
@@ -141,13 +153,18 @@ enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err)
                                .slots = slots_of(c, c->req.mode),
                                .bucket_bytes = c->o.bucket_bytes,
                                .spare_bytes = c->o.spare_bytes ? c->o.spare_bytes : XFER_NO_LIMIT,
-                               .may_share = c->o.may_share || may_share(c),
+                               .may_share = (c->o.may_share && !in_copies(c)) || may_share(c),
                                .links = c->o.links,
                                .n_links = c->o.n_links };
     struct plan_room r;
     size_t n = 0, at = 0;
     enum fl_status st;
 
+    if (c->req.mode == XFER_SHARE && in_copies(c))
+        return fl_fail(err, FL_INVALID,
+                       "%s gives memory that no other process can map (a pool's, or chunks that "
+                       "cannot be exported): it cannot be shared, use copy",
+                       in_copies(c)->me.name);
     for (struct co_member *m = c->members; m; m = m->next)
         n += m->gives + takes(m);
     r = (struct plan_room){ calloc(n + 1, sizeof(*r.m)), calloc(n + 1, sizeof(*r.places)) };

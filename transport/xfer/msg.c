@@ -213,6 +213,8 @@ static void fill_source(Fl__XferReport *r, const struct xfer_state *s)
     r->slot_gen = s->slot_gen;
     r->writing = s->writing;
     r->n_slots = s->n_slots;
+    r->has_in_copies = true;
+    r->in_copies = s->in_copies;
     r->has_wants = r->has_wants_slot = r->has_asked = r->has_wants_ms = s->wants;
     r->wants = s->wants_number;
     r->wants_slot = s->wants_slot;
@@ -324,6 +326,7 @@ enum fl_status msg_read_state(const struct wire_msg *m, struct xfer_state *out, 
         .slot = r->slot,
         .slot_gen = r->slot_gen,
         .n_slots = r->n_slots,
+        .in_copies = r->in_copies,
         .wants = r->has_wants,
         .wants_number = r->wants,
         .wants_slot = r->wants_slot,

@@ -10,7 +10,7 @@ enum { XFER_NAMED_BAD = 64 }; /* bad buckets and tensors that a report names */
 struct xfer_state { /* XferReport, decoded */
     bool source, offloaded, one_slot, held, maps, source_at_fault, all_in, has_manifest, has_place,
         has_serving;
-    bool has_published, writing, wants;
+    bool has_published, writing, wants, in_copies;
     struct fl_seat_ref who, maps_who;
     uint32_t party, maps_slot, buckets_in, buckets_all, slot, slot_gen, n_slots, wants_slot,
         wants_ms, n_bad_buckets, n_bad_tensors;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "common/base/log.h"
+#include "transport/link/dev.h"
 
 /* ---- what begin and publish wait for ---- */
 
@@ -246,7 +247,10 @@ static enum fl_status slot_fill(struct xfer_source *s, unsigned slot, const stru
     if (!s->mems[slot])
         return fl_fail(err, FL_EXHAUSTED, "no memory to note %zu memories", have->n_mems);
     for (size_t m = 0; m < have->n_mems; m++) {
+        const struct link_pages *pages = link_pages_of(&mems[m]);
+
         s->mems[slot][m] = mems[m];
+        s->in_copies |= pages && pages->staged;
         if (mems[m].bytes < have->mem_bytes[m])
             return fl_fail(err, FL_INVALID,
                            "slot %u of weights \"%s\" has %" PRIu64 " bytes, %" PRIu64

@@ -25,6 +25,7 @@ struct xfer_source {
     unsigned n_slots, slot;   /* slot: in hand */
     enum src_state state;
     bool has_published, was_read; /* was_read: some coordinator has had us in an epoch */
+    bool in_copies;               /* some of the memory is staged: see XferReport */
     unsigned published_slot;
     uint64_t number, published;
     uint64_t (*digests)[2]; /* of each piece, of the published version */

@@ -22,6 +22,7 @@ static void state_of(const struct xfer_source *s, struct xfer_state *out)
                                 .slot_gen = source_slot_gen(s->published_slot),
                                 .writing = s->state == SRC_WRITING || s->state == SRC_DIGESTING,
                                 .n_slots = s->n_slots,
+                                .in_copies = s->in_copies,
                                 .wants = s->state == SRC_ASKING,
                                 .wants_number = s->asked_number,
                                 .wants_slot = source_next_slot(s),

@@ -122,6 +122,8 @@ static enum fl_status key_take(struct take_edge *te, const Fl__XferKeyIs *k,
     if (!xfer_version_same(&v, &t->o.target))
         return fl_fail(err, FL_STALE, "the source has version %" PRIu64 " there, not %" PRIu64,
                        v.number, t->o.target.number);
+    if (k->staged && t->o.part->mode == XFER_SHARE)
+        return fl_fail(err, FL_INVALID, "the source's pages are copies, which nothing serves from");
     te->giver_slot = k->slot;
     te->slot_id = k->id - te->next_parcel;
     te->parts = k->has_blob && k->has_parts ? k->parts : 1;
