@@ -31,7 +31,7 @@ static const struct sweep_row sweep_rows[] = {
 };
 /* clang-format on */
 static const char *const places[] = { "xfer.bucket",     "xfer.pull",       "xfer.room",
-                                      "xfer.verified",   "xfer.decided",     "xfer.delta_write",
+                                      "xfer.verified",   "xfer.decided",    "xfer.delta_write",
                                       "xfer.delta_take", "link.map",        "link.pull",
                                       "link.tcp.listen", "link.tcp.thread", "call.peer",
                                       "wire.line" };
@@ -133,6 +133,8 @@ static void release_all(struct walk *w)
         if (p->pause_task)
             fl_post(w->r.loop, p->pause_task);
         p->flip_task = p->pause_task = NULL;
+        if (p->frozen)
+            rig_thaw(p);
     }
 }
 
@@ -147,7 +149,7 @@ static void start_update(struct walk *w)
                               .due_ns =
                                   fl_loop_now_ns(w->r.loop) + (500 + pick(w, 5000)) * 1000000 };
 
-    if (!w->r.running && !w->r.p[0].waiting)
+    if (!w->r.running && !rig_source(&w->r, 0)->waiting)
         rig_start(&w->r, &q);
 }
 
@@ -190,18 +192,48 @@ static void restart_engine(struct walk *w)
     if (w->restarts++ > 12)
         return;
     p->hold_flip = p->hold_pause = false;
-    rig_kill(p, true);
+    rig_kill(p, pick(w, 2));
     (void)rig_restart(p);
+}
+
+/* It resumes from its checkpoint: the last version, published anew. */
+static void restart_source(struct walk *w)
+{
+    struct rig_proc *p = rig_source(&w->r, 0);
+
+    if (w->restarts++ > 12)
+        return;
+    p->waiting = false;
+    rig_kill(p, pick(w, 2));
+    p = rig_restart(p);
+    w->began = false;
+    p->wait.done = on_begun;
+    rig_write(p, w->version);
+    p->waiting = xfer_source_publish(p->src, w->version, &p->wait, NULL) == FL_OK;
+    t_true(p->waiting);
+}
+
+static void offload(struct walk *w, struct rig_proc *p)
+{
+    bool dropped = pick(w, 2);
+
+    if (xfer_sink_can_offload(p->sink, NULL) != FL_OK)
+        return;
+    if (dropped)
+        p->reads = NULL; /* its program lets go first */
+    t_true(xfer_sink_offload(p->sink, dropped, NULL) == FL_OK);
+    if (pick(w, 2))
+        xfer_sink_onload(p->sink);
 }
 
 static void one_event(struct walk *w)
 {
     char spec[64];
-    static const char *const names[] = { "xfer.bucket", "xfer.pull", "xfer.room", "xfer.verified",
+    static const char *const names[] = { "xfer.bucket",  "xfer.pull", "xfer.room", "xfer.verified",
                                          "xfer.decided", "link.map",  "link.pull" };
     struct rig_proc *p = rig_engine(&w->r, (unsigned)pick(w, w->r.o.n_engines), 0);
 
-    switch (pick(w, 14)) {
+    switch (pick(w, 17)) {
     case 0:
     case 1:
     case 2:
@@ -235,9 +267,14 @@ static void one_event(struct walk *w)
                  1 + (unsigned)pick(w, 3));
         t_ok(fl_fault_set(spec, NULL), NULL);
         break;
+    case 13:
+        restart_source(w);
+        break;
+    case 14:
+        (pick(w, 3) ? p : rig_source(&w->r, 0))->frozen = true;
+        break;
     default:
-        if (xfer_sink_offload(p->sink, false, NULL) == FL_OK && pick(w, 2))
-            xfer_sink_onload(p->sink);
+        offload(w, p);
         break;
     }
 }
@@ -252,10 +289,10 @@ static void settle(struct walk *w)
         if (r->p[i].sink && r->p[i].live)
             xfer_sink_onload(r->p[i].sink);
     rig_coord(r, ++w->attempt);
-    rig_until(r, !r->p[0].waiting);
+    rig_until(r, !rig_source(r, 0)->waiting);
     if (w->began)
         next_version(w);
-    rig_until(r, !r->p[0].waiting);
+    rig_until(r, !rig_source(r, 0)->waiting);
     t_true(rig_update(r, w->mode, w->version) == FL_OK, "seed walk %s: %s", xfer_mode_name(w->mode),
            r->err.text);
     rig_check_all_serve(r, w->version);
@@ -294,6 +331,11 @@ static void any_order(void **state)
         { XFER_COPY,
           { .n_sources = 1, .n_engines = 2, .slots = XFER_ONE_SLOT, .bucket_bytes = 32768 } },
         { XFER_COPY, { .n_sources = 1, .n_engines = 2, .src_slots = 1, .bucket_bytes = 32768 } },
+        { XFER_P2P,
+          { .n_sources = 1,
+            .n_engines = 2,
+            .bucket_bytes = 32768,
+            .addr_of_engines = "127.0.0.2" } },
         { XFER_SHARE, { .n_sources = 1, .n_engines = 2 } },
         { XFER_SHARE, { .n_sources = 1, .n_engines = 2, .src_slots = 1, .slots = XFER_ONE_SLOT } },
     };
