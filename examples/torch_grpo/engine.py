@@ -32,7 +32,7 @@ class Sequence:
         seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
         self.random = torch.Generator().manual_seed(seed)
 
-    def add(self, token, logprob, serves, eos):
+    def add(self, token, logprob, serves, ends):
         self.tokens.append(token)
         self.logprobs.append(logprob)
         version, digest = serves
@@ -40,7 +40,7 @@ class Sequence:
             self.spans[-1]["tokens"] += 1
         else:
             self.spans.append({"tokens": 1, "version": version, "digest": digest})
-        self.done = token == eos or len(self.tokens) - self.n_prompt >= self.request.most
+        self.done = token in ends or len(self.tokens) - self.n_prompt >= self.request.most
 
 
 class Request:
@@ -171,7 +171,7 @@ class Engine:
         greedy = torch.tensor([s.request.temperature == 0 for s in seqs])
         chosen = torch.where(greedy[:, None], logp, logp - torch.log(-torch.log(drawn.clamp(1e-20, 1 - 1e-7)))).argmax(-1)
         for s, token, p in zip(seqs, chosen.tolist(), logp.gather(1, chosen[:, None])[:, 0].tolist()):
-            s.add(token, p, self.serves, self.tokenizer.eos)
+            s.add(token, p, self.serves, self.tokenizer.ends)
 
     def serve(self):
         self.run.serve({"generate": self.generate, "commit": self.commit, "offload": self.offload, "pause": self.pause,

@@ -12,12 +12,24 @@ KEPT = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_co
         "vocab.json", "merges.txt", "chat_template.jinja")
 
 
+def _json(folder, name):
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8") as f:
+            return json.load(f)
+    except FileNotFoundError:
+        return {}
+
+
+def _ends(c):
+    eos = c.get("eos_token_id")
+    return eos if isinstance(eos, list) else [] if eos is None else [eos]
+
+
 class Config:
     """The numbers of config.json that a dense Qwen3 is made of."""
 
     def __init__(self, folder):
-        with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
-            c = json.load(f)
+        c = _json(folder, "config.json")
         if c.get("model_type") != "qwen3":
             raise SystemExit(f"{folder}: model_type is {c.get('model_type')!r}, this example reads qwen3 (dense)")
         rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
@@ -28,12 +40,11 @@ class Config:
         self.vocab, self.dim, self.ffn = c["vocab_size"], c["hidden_size"], c["intermediate_size"]
         self.layers, self.heads = c["num_hidden_layers"], c["num_attention_heads"]
         self.kv_heads = c.get("num_key_value_heads") or self.heads
-        self.head_dim = c.get("head_dim") or self.dim // self.heads
+        self.head_dim = c.get("head_dim") or 128  # as transformers has it: not dim by heads
         self.max_len, self.eps = c["max_position_embeddings"], c.get("rms_norm_eps", 1e-6)
         self.theta = c.get("rope_theta") or rope.get("rope_theta") or 10000.0
         self.tied = c.get("tie_word_embeddings", False)
-        eos = c.get("eos_token_id")
-        self.eos = eos[0] if isinstance(eos, list) else eos
+        self.ends = frozenset(_ends(c) + _ends(_json(folder, "generation_config.json")))  # any of these ends an answer
 
 
 def tensors(folder):
@@ -95,10 +106,10 @@ class Tokenizer:
     def __init__(self, folder, config):
         from tokenizers import Tokenizer as Fast
         self._fast = Fast.from_file(os.path.join(folder, "tokenizer.json"))
-        self.eos = config.eos
+        self.ends = config.ends
 
     def encode(self, text):
         return self._fast.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids):
-        return self._fast.decode([i for i in ids if i != self.eos], skip_special_tokens=True)
+        return self._fast.decode([i for i in ids if i not in self.ends], skip_special_tokens=True)

@@ -200,7 +200,9 @@ class Trainer:
         hf.load(self.model, folder or self.args.hf_checkpoint)
         self.optimizer = self.new_optimizer()
         if folder:
-            self.optimizer.load_state_dict(torch.load(os.path.join(folder, "optimizer.pt"), map_location=self.device))
+            state_dict = torch.load(os.path.join(folder, "optimizer.pt"), map_location="cpu")
+            with self.memory("optimizer"):  # else it would stay on the device when the trainer sleeps
+                self.optimizer.load_state_dict(state_dict)
         self.publish(state["version"])
         self.step = state["step"]
         return {"step": self.step, "version": self.version}

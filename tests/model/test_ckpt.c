@@ -225,6 +225,32 @@ static void others_folders(void **state)
     rig_down(&b);
 }
 
+static void the_size_of_a_head_by_default(void **state)
+{
+    static const struct { const char *kind; uint32_t head_dim; } rows[] = { { "qwen3", 128 }, { "llama", 4 } };
+    const char *folder = t_path("defaults");
+    char path[600], text[600];
+    struct model_config c;
+    struct alphabet abc;
+    struct fl_err err;
+
+    (void)state;
+    t_ok(fl_mkdirs(folder, &err), &err);
+    for (size_t r = 0; r < FL_LEN(rows); r++) {
+        int n = snprintf(text, sizeof(text),
+                         "{\"vocab_size\":5,\"hidden_size\":8,\"intermediate_size\":6,\"num_hidden_layers\":1,"
+                         "\"num_attention_heads\":2,\"max_position_embeddings\":8,\"rope_scaling\":null,\"model_type\":\"%s\"}",
+                         rows[r].kind);
+
+        snprintf(path, sizeof(path), "%s/config.json", folder);
+        t_ok(fl_file_write(path, 0644, text, (size_t)n, &err), &err);
+        snprintf(path, sizeof(path), "%s/vocab.json", folder);
+        t_ok(fl_file_write(path, 0644, "{\"a\":1}", 7, &err), &err);
+        t_ok(ckpt_config(folder, &c, &abc, &err), &err);
+        t_int_eq(c.head_dim, rows[r].head_dim, "%s", rows[r].kind);
+    }
+}
+
 static void one_writer(void **state)
 {
     struct ckpt_lock *l = NULL, *other = NULL;
@@ -294,7 +320,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trip), cmocka_unit_test(half_written), cmocka_unit_test(refused),
-        cmocka_unit_test(others_folders), cmocka_unit_test(one_writer), cmocka_unit_test(batches),
+        cmocka_unit_test(others_folders), cmocka_unit_test(the_size_of_a_head_by_default), cmocka_unit_test(one_writer), cmocka_unit_test(batches),
     };
 
     return t_run("ckpt", tests);

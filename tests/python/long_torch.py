@@ -79,7 +79,7 @@ assert (a - b).abs().max() < 1e-5 * a.abs().max(), (a - b).abs().max()
 assert (torch.cat(parts, 1) - b).abs().max() < 1e-5 * a.abs().max()
 theirs, ours = AutoTokenizer.from_pretrained(folder), hf.Tokenizer(folder, c)
 ids = ours.encode("a7g5?a")
-assert theirs("a7g5?a", add_special_tokens=False).input_ids == ids and ours.decode(ids + [c.eos]) == "a7g5?a", ids
+assert theirs("a7g5?a", add_special_tokens=False).input_ids == ids and ours.decode(ids + [*c.ends]) == "a7g5?a", ids
 hf.save(mine, folder + ".saved", folder, {})
 again = AutoModelForCausalLM.from_pretrained(folder + ".saved", dtype=torch.float32)
 with torch.no_grad():
@@ -115,6 +115,41 @@ assert (a - b).abs().max() < 1e-4 * a.abs().max(), (a - b).abs().max()
 def test_a_folder_of_transformers_in_several_files():
     with place() as p:
         script(SHARDED, f"{p.root}/theirs")
+
+
+AS_PUBLISHED = """
+import json, os, sys, torch, engine, hf, model
+from transformers import Qwen3Config, Qwen3ForCausalLM
+folder, tied = sys.argv[1], sys.argv[2] == "tied"
+theirs = Qwen3ForCausalLM(Qwen3Config(vocab_size=64, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=tied, eos_token_id=7)).to(torch.bfloat16)
+theirs.save_pretrained(folder)
+with open(f"{folder}/config.json") as f:
+    c = json.load(f)
+assert c.pop("head_dim") == 128
+with open(f"{folder}/config.json", "w") as f:
+    json.dump({**c, "rope_scaling": None}, f)
+with open(f"{folder}/generation_config.json", "w") as f:
+    json.dump({"eos_token_id": [7, 3]}, f)
+c = hf.Config(folder)
+mine = model.Qwen3(c)
+hf.load(mine, folder)
+tokens = torch.randint(0, 64, (2, 40))
+with torch.no_grad():
+    a, b = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)(tokens).logits, mine(tokens)
+assert (a - b).abs().max() < 1e-4 * a.abs().max(), (a - b).abs().max()
+for token, done in {7: True, 3: True, 4: False}.items():
+    s = engine.Sequence(type("Request", (), {"most": 5}), [1], 0)
+    s.add(token, 0.0, (1, "d"), c.ends)
+    assert s.done == done, token
+"""
+
+
+def test_a_folder_as_it_is_published():
+    """Several tokens end an answer, the head's size is left to its default, the head is the embedding or its own."""
+    with place() as p:
+        for tied in ("tied", "untied"):
+            script(AS_PUBLISHED, f"{p.root}/{tied}", tied)
 
 
 def test_what_is_not_qwen3_is_refused():

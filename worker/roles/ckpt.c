@@ -322,7 +322,8 @@ static enum fl_status readers_open(const char *dir, const struct model_layout *l
     return need_all(*optimizer, l, "exp_avg_sq", err);
 }
 
-enum fl_status ckpt_check(const char *dir, const struct model_config *c, bool moments, struct fl_err *err)
+enum fl_status ckpt_check(const char *dir, const struct model_config *c, bool moments,
+                          struct fl_err *err)
 {
     FL_AUTO(st_reader) struct st_reader *weights = NULL, *optimizer = NULL;
     struct model_layout *l;
@@ -444,11 +445,11 @@ static enum fl_status config_read(const json_t *o, struct model_config *c, struc
     }
     if (!c->kv_heads)
         c->kv_heads = c->heads;
-    if (!c->head_dim)
-        c->head_dim = c->dim / c->heads;
     if (fl_json_has(&at, "tie_word_embeddings"))
         FL_TRY(fl_json_bool(&at, "tie_word_embeddings", &c->tied, err));
     FL_TRY(kind_read(&at, c, err));
+    if (!c->head_dim) /* the default of each kind in transformers */
+        c->head_dim = c->qk_norm ? 128 : c->dim / c->heads;
     FL_TRY(rope_read(&at, &theta, err));
     if (fl_json_has(&at, "rms_norm_eps"))
         FL_TRY(fl_json_real(&at, "rms_norm_eps", &eps, err));
