@@ -1,4 +1,5 @@
 /* Whole epochs: every mode, one and two slots, one and several ranks. */
+#include <dirent.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include "tests/xfer/epoch_rig.h"
@@ -112,6 +113,38 @@ static void a_delta_is_written_once(void **state)
     rig_fini(&r);
 }
 
+static unsigned folders_in(const char *path)
+{
+    struct dirent *e;
+    unsigned n = 0;
+    DIR *d = opendir(path);
+
+    while (d && (e = readdir(d)))
+        n += e->d_name[0] != '.';
+    if (d)
+        closedir(d);
+    return n;
+}
+
+/* Who reads what a second one writes? */
+static void a_delta_of_replicas_is_written_by_one(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &(struct rig_opts){ .n_sources = 3,
+                                     .n_engines = 2,
+                                     .delta_dir = t_path("replicas"),
+                                     .local_dir = t_path("replicas-local") });
+    for (uint64_t v = 1; v <= 2; v++) {
+        rig_next(&r, v);
+        t_ok(rig_update(&r, XFER_DISK_DELTA, v), &r.err);
+        rig_check_all_serve(&r, v);
+    }
+    t_int_eq(folders_in(t_path("replicas")), 1);
+    rig_fini(&r);
+}
+
 static void nothing_to_do_is_done(void **state)
 {
     struct rig r;
@@ -177,6 +210,7 @@ int main(void)
         cmocka_unit_test(each_mode),
         cmocka_unit_test(a_delta_trainer_that_went_back),
         cmocka_unit_test(a_delta_is_written_once),
+        cmocka_unit_test(a_delta_of_replicas_is_written_by_one),
         cmocka_unit_test(a_delta_chain_that_is_broken),
         cmocka_unit_test(nothing_to_do_is_done),
     };

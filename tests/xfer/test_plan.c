@@ -319,6 +319,22 @@ static void half_a_source(struct world *w)
     world_whole(w, world_engine(w, 0, "a"));
     world_seal(w);
 }
+/* Stages of a pipeline. */
+static void tensors_apart(struct world *w)
+{
+    struct world_member *m[2];
+
+    model(w);
+    m[0] = world_source(w, "a");
+    m[1] = world_source(w, "a");
+    for (uint32_t t = 0; t < w->n_tensors; t++) {
+        struct xfer_box whole = xfer_box_whole(&w->tensors[t]);
+
+        world_piece(w, m[t % 2], t, &whole, 0, 256);
+    }
+    world_whole(w, world_engine(w, 0, "a"));
+    world_seal(w);
+}
 static void half_an_engine(struct world *w)
 {
     model(w);
@@ -365,6 +381,11 @@ static const struct refusal refusals[] = {
       FL_INVALID,
       { "cannot share", "use copy" } },
     { "delta of shards", half_a_source, XFER_DISK_DELTA, FL_INVALID, { "whole tensors", "down" } },
+    { "delta of tensors apart",
+      tensors_apart,
+      XFER_DISK_DELTA,
+      FL_INVALID,
+      { "one writer", "down", "use broadcast or p2p" } },
 };
 
 static void refuses(void **state)

@@ -506,7 +506,7 @@ void give_begin(struct give *g, struct call_req *req, const Fl__XferBegin *b,
         edges_end(g, false);
         return;
     }
-    if (g->mode != XFER_DISK_DELTA) {
+    if (g->mode != XFER_DISK_DELTA || !g->n_edges) { /* of replicas one writes */
         begin_answer(g, NULL);
     } else if (!g->user->write || !b->delta_dir) {
         fl_fail(&err, FL_UNSUPPORTED, "%s cannot write versions to a folder%s", g->name,

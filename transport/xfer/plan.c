@@ -314,6 +314,35 @@ static enum fl_status check_room(const struct planner *pl)
     return FL_OK;
 }
 
+/* Engines read one folder: the first source that holds every tensor whole writes it. */
+static enum fl_status find_writer(struct planner *pl)
+{
+    size_t n = pl->in->n_sources, need = 0;
+    struct {
+        size_t whole;
+        uint32_t last;
+    } *has = calloc(n + 1, sizeof(*has));
+
+    if (!has)
+        return plan_no_memory(pl);
+    for (uint32_t t = 0; t < pl->table.n; t++) {
+        const struct shard *sh = plan_whole_shard(pl, t);
+
+        need += xfer_tensor_bytes(&pl->table.tensors[t]) != 0;
+        for (uint32_t i = 0; sh && i < sh->n_holders; i++) {
+            uint32_t s = pl->holders.holders[sh->first_holder + i].source;
+
+            if (xfer_tensor_bytes(&pl->table.tensors[t]) && has[s].last != t + 1)
+                has[s].whole++;
+            has[s].last = t + 1;
+        }
+    }
+    for (pl->writer = 0; pl->writer < n && has[pl->writer].whole != need; pl->writer++)
+        ;
+    free(has);
+    return FL_OK;
+}
+
 static enum fl_status prepare(struct planner *pl)
 {
     uint64_t all = 0;
@@ -322,6 +351,8 @@ static enum fl_status prepare(struct planner *pl)
     FL_TRY(plan_table_make(pl->in, &pl->table, pl->err));
     FL_TRY(plan_holders_make(pl->in, &pl->table, &pl->holders, pl->err));
     FL_TRY(find_links(pl));
+    if (pl->in->mode == XFER_DISK_DELTA)
+        FL_TRY(find_writer(pl));
     for (size_t e = 0; e < pl->in->n_engines; e++)
         for (size_t i = 0; i < pl->in->engines[e].n_pieces; i++) {
             const struct xfer_piece *p = &pl->in->engines[e].pieces[i];

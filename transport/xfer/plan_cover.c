@@ -184,25 +184,37 @@ static enum fl_status cover_box(struct planner *pl, uint32_t t, const struct xfe
     return st;
 }
 
-/* Whole tensors on disk stand for sources: one writer a tensor, the one that writes least. */
+const struct shard *plan_whole_shard(const struct planner *pl, uint32_t t)
+{
+    struct xfer_box whole = xfer_box_whole(&pl->table.tensors[t]);
+
+    for (uint32_t i = pl->holders.first_shard[t]; i < pl->holders.first_shard[t + 1]; i++)
+        if (box_same(pl->table.tensors[t].ndim, pl->holders.shards[i].box, &whole))
+            return &pl->holders.shards[i];
+    return NULL;
+}
+
+/* Whole tensors on disk stand for sources: all engines read one writer's files. */
 static enum fl_status cover_from_disk(struct planner *pl, uint32_t t,
                                       const struct xfer_piece *piece, const struct xfer_box *want,
                                       uint8_t once)
 {
     const struct xfer_tensor *tensor = &pl->table.tensors[t];
     struct xfer_box whole = xfer_box_whole(tensor);
-    const struct shard *sh = NULL;
+    const struct shard *sh = plan_whole_shard(pl, t);
     char line[130];
 
-    for (uint32_t i = pl->holders.first_shard[t]; i < pl->holders.first_shard[t + 1]; i++)
-        if (box_same(tensor->ndim, pl->holders.shards[i].box, &whole))
-            sh = &pl->holders.shards[i];
     if (!sh)
         return fl_fail(pl->err, FL_INVALID,
                        "disk-delta writes whole tensors, and no source has all of %s",
                        xfer_tensor_line(tensor, line, sizeof(line)));
-    /* The first holder, so that all engines read one writer's files. */
-    struct cover c = { pl, pl->holders.holders[sh->first_holder].source, 0, piece->mem, once };
+    if (pl->writer == pl->in->n_sources)
+        return fl_fail(pl->err, FL_INVALID,
+                       "disk-delta has one writer, and no source holds all tensors whole: %s is "
+                       "whole at source %u, which lacks others; use broadcast or p2p",
+                       xfer_tensor_line(tensor, line, sizeof(line)),
+                       pl->holders.holders[sh->first_holder].source);
+    struct cover c = { pl, pl->writer, 0, piece->mem, once };
 
     if (!box_segments(tensor, t, want, (struct placed){ &whole, 0 },
                       (struct placed){ &piece->box, piece->off }, take_seg, &c))

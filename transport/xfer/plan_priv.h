@@ -108,6 +108,7 @@ struct planner {
     uint64_t *near;      /* source x engine: cost of COST_UNIT on it       */
     uint64_t *given;     /* bytes each source has been asked for           */
     uint64_t fair_bytes; /* what each source gives when all give the same  */
+    uint32_t writer;     /* disk-delta: who writes all of it; n_sources: nobody can */
     /* of the party in hand */
     struct box_list *seen; /* per tensor: what its ranks have counted */
     uint64_t *counted;     /* per tensor, in bytes                    */
@@ -125,6 +126,8 @@ struct planner {
     size_t cap_edge_of_to, cap_member_of_to;
 };
 enum fl_status plan_no_memory(const struct planner *pl);
+/* The shard that is all of tensor t; NULL: no source holds it whole. */
+const struct shard *plan_whole_shard(const struct planner *pl, uint32_t t);
 /* Takes all of a piece of the engine in hand, tensor t of the table: what counts, and replicas. */
 enum fl_status plan_cover_piece(struct planner *pl, uint32_t t, const struct xfer_piece *piece);
 /* What was taken becomes edges and buckets; false: no memory. */
