@@ -526,6 +526,7 @@ void xfer_coord_destroy(struct xfer_coord *c)
     }
     xfer_plan_destroy(c->plan);
     free(c->tensors);
+    free(c->by_index);
     free(c->held);
     free(c->expect);
     free(c->delta_dir);

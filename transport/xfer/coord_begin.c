@@ -12,14 +12,13 @@ static void team_free(struct co_team *t)
     free(t->member_list);
 }
 
+/* NULL: it has gone since, or gives or takes no more. */
 static struct co_member *by_index(struct xfer_coord *c, uint32_t index)
 {
-    for (struct co_member *m = c->members; m; m = m->next)
-        if (m->index == index &&
-            ((m->gives && index < c->plan->n_sources) ||
-             (!m->source && m->phase != CO_OUT && m->fresh && index >= c->plan->n_sources)))
-            return m;
-    return NULL;
+    struct co_member *m = index < c->plan->n_members ? c->by_index[index] : NULL;
+    bool takes = m && !m->source && m->phase != CO_OUT && m->fresh;
+
+    return m && (index < c->plan->n_sources ? m->gives : takes) ? m : NULL;
 }
 
 static const struct link_ops *link_of(const struct xfer_coord *c, const struct xfer_edge *e)

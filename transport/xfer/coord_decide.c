@@ -1,20 +1,57 @@
 /* What an update is to bring, who takes it and who gives it, by what all of them have reported */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include "transport/xfer/coord_priv.h"
 
-static bool party_all(const struct xfer_coord *c, uint32_t party,
+static int by_party(const void *a, const void *b)
+{
+    const struct co_member *x = *(struct co_member *const *)a, *y = *(struct co_member *const *)b;
+
+    if (x->me.party != y->me.party)
+        return x->me.party < y->me.party ? -1 : 1;
+    return x->index < y->index ? -1 : 1;
+}
+
+/* Once for a decision: thousands of engines that each look for their ranks among all members are
+ * seconds of the driver's loop. */
+static enum fl_status link_ranks(struct xfer_coord *c, struct fl_err *err)
+{
+    struct co_member **all;
+    uint32_t n = 0;
+
+    for (struct co_member *m = c->members; m; m = m->next)
+        n += !m->source && !m->gone;
+    all = malloc((n + 1) * sizeof(struct co_member *));
+    if (!all)
+        return fl_fail(err, FL_EXHAUSTED, "no memory to look at %u engines", n);
+    n = 0;
+    for (struct co_member *m = c->members; m; m = m->next) {
+        m->first = false;
+        m->next_rank = NULL;
+        if (m->source || m->gone)
+            continue;
+        m->index = n; /* until there is a plan: the order */
+        all[n++] = m;
+    }
+    qsort(all, n, sizeof(struct co_member *), by_party);
+    for (uint32_t i = 0; i < n; i++) {
+        all[i]->first = i == 0 || all[i - 1]->me.party != all[i]->me.party;
+        if (!all[i]->first)
+            all[i - 1]->next_rank = all[i];
+    }
+    free(all);
+    return FL_OK;
+}
+
+/* Of the first rank: of all of its engine. */
+static bool party_all(const struct co_member *first,
                       bool (*is)(const struct co_member *m, const void *arg), const void *arg)
 {
-    bool any = false;
-
-    for (const struct co_member *m = c->members; m; m = m->next)
-        if (!m->source && !m->gone && m->me.party == party) {
-            any = true;
-            if (!is(m, arg))
-                return false;
-        }
-    return any;
+    for (const struct co_member *m = first; m; m = m->next_rank)
+        if (!is(m, arg))
+            return false;
+    return true;
 }
 
 static bool serves(const struct co_member *m, const void *version)
@@ -56,16 +93,19 @@ static bool wins_tie(const struct xfer_version *v, const struct xfer_version *ov
 static bool most_served(const struct xfer_coord *c, const uint64_t *number,
                         const struct xfer_version *published, struct xfer_version *out)
 {
+    const struct co_member *last = NULL; /* engines mostly serve the same */
     unsigned best = 0;
 
     for (const struct co_member *m = c->members; m; m = m->next) {
         unsigned n = 0;
 
-        if (!co_first_alive(m) || !m->fresh || !m->st.has_serving ||
-            (number && m->st.serving.number != *number))
+        if (!m->first || !m->fresh || !m->st.has_serving ||
+            (number && m->st.serving.number != *number) ||
+            (last && xfer_version_same(&last->st.serving, &m->st.serving)))
             continue;
+        last = m;
         for (const struct co_member *o = c->members; o; o = o->next)
-            n += co_first_alive(o) && party_all(c, o->me.party, serves, &m->st.serving);
+            n += o->first && party_all(o, serves, &m->st.serving);
         if (n > best || (n == best && n && wins_tie(&m->st.serving, out, published))) {
             best = n;
             *out = m->st.serving;
@@ -82,7 +122,7 @@ static enum fl_status engines_give(struct xfer_coord *c, struct fl_err *err)
     bool found = false;
 
     for (struct co_member *m = c->members; m && !found; m = m->next)
-        if (co_first_alive(m) && party_all(c, m->me.party, can_give, &c->target)) {
+        if (m->first && party_all(m, can_give, &c->target)) {
             party = m->me.party;
             found = true;
         }
@@ -152,34 +192,55 @@ static enum fl_status choose_target(struct xfer_coord *c, bool *from_sources, st
 }
 
 /* One of its ranks is dead: the others are left behind with it. */
-static bool fail_crippled(struct xfer_coord *c, uint32_t party)
+static void fail_crippled(struct co_member *first, const struct co_member *dead)
 {
-    const struct co_member *dead = c->members;
     struct fl_err why = { 0 };
 
-    while (dead && (dead->me.party != party || !co_missed(dead)))
-        dead = dead->next;
-    for (struct co_member *m = c->members; m && dead; m = m->next) {
-        if (m->source || m->gone || m->me.party != party)
-            continue;
+    for (struct co_member *m = first; m; m = m->next_rank) {
         fl_fail(&why, FL_UNREACHABLE, "another rank of the engine failed: %s", dead->why.text);
         m->phase = CO_TAKES;
         co_failed(m, why.status, &why, "reconcile");
     }
-    return dead != NULL;
+}
+
+static const struct co_member *missed_of(const struct xfer_coord *c, uint32_t party)
+{
+    for (const struct co_member *m = c->members; m; m = m->next)
+        if (m->gone && m->me.party == party && co_missed(m))
+            return m;
+    return NULL;
+}
+
+static void take_all(struct co_member *first)
+{
+    bool fresh = party_all(first, is_fresh, NULL);
+
+    for (struct co_member *m = first; m; m = m->next_rank) {
+        m->phase = fresh ? CO_TAKES : CO_FAILED;
+        if (!fresh && m->why.status == FL_OK)
+            fl_fail(&m->why, FL_TIMEOUT, "%s: reconcile: %s", m->me.name,
+                    m->fresh ? "another rank of the engine is late" : "no answer");
+    }
 }
 
 static void choose_takers(struct xfer_coord *c)
 {
+    bool any_gone = false;
+
+    for (const struct co_member *m = c->members; m && !any_gone; m = m->next)
+        any_gone = m->gone;
     c->n_takers = c->n_there = 0;
     for (struct co_member *m = c->members; m; m = m->next) {
+        const struct co_member *dead = m->first && any_gone ? missed_of(c, m->me.party) : NULL;
         bool there;
 
-        if (!co_first_alive(m))
+        if (!m->first)
             continue;
-        if (fail_crippled(c, m->me.party))
+        if (dead) {
+            fail_crippled(m, dead);
             continue;
-        there = party_all(c, m->me.party, serves, &c->target);
+        }
+        there = party_all(m, serves, &c->target);
         if (c->req.kind == XFER_FILL && c->req.party != XFER_ALL_PARTIES &&
             c->req.party != m->me.party)
             continue;
@@ -187,14 +248,7 @@ static void choose_takers(struct xfer_coord *c)
         if (there)
             continue;
         c->n_takers++;
-        for (struct co_member *o = c->members; o; o = o->next) {
-            if (o->source || o->gone || o->me.party != m->me.party)
-                continue;
-            o->phase = party_all(c, o->me.party, is_fresh, NULL) ? CO_TAKES : CO_FAILED;
-            if (o->phase == CO_FAILED && o->why.status == FL_OK)
-                fl_fail(&o->why, FL_TIMEOUT, "%s: reconcile: %s", o->me.name,
-                        o->fresh ? "another rank of the engine is late" : "no answer");
-        }
+        take_all(m);
     }
 }
 
@@ -223,6 +277,7 @@ enum fl_status co_decide(struct xfer_coord *c, struct fl_err *err)
             return fl_fail(err, m->why.status ? m->why.status : FL_TIMEOUT, "%s did not report: %s",
                            m->me.name, m->why.text[0] ? m->why.text : "no answer");
     FL_TRY(next_epoch(c, err));
+    FL_TRY(link_ranks(c, err));
     FL_TRY(choose_target(c, &from_sources, err));
     choose_takers(c);
     if (c->n_takers == 0)

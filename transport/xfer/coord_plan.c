@@ -16,6 +16,7 @@ static void fill_side(struct xfer_coord *c, struct plan_room *r, size_t *at,
     for (struct co_member *m = c->members; m; m = m->next)
         if (who(m)) {
             m->index = (uint32_t)*at;
+            c->by_index[*at] = m;
             r->m[*at] = *m->manifest;
             r->places[*at] = m->st.place;
             ++*at;
@@ -168,7 +169,9 @@ enum fl_status co_plan(struct xfer_coord *c, struct fl_err *err)
     for (struct co_member *m = c->members; m; m = m->next)
         n += m->gives + takes(m);
     r = (struct plan_room){ calloc(n + 1, sizeof(*r.m)), calloc(n + 1, sizeof(*r.places)) };
-    if (r.m && r.places) {
+    free(c->by_index);
+    c->by_index = calloc(n + 1, sizeof(struct co_member *));
+    if (r.m && r.places && c->by_index) {
         fill_side(c, &r, &at, co_gives);
         in.n_sources = at;
         fill_side(c, &r, &at, takes);

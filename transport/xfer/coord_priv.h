@@ -85,6 +85,9 @@ struct co_member {
     bool gives;
     enum co_phase phase;
     uint32_t index; /* in the plan */
+    /* while it is decided who takes what: the live ranks of one engine, in the order in which they came */
+    bool first;
+    struct co_member *next_rank;
     struct fl_err why;
     struct co_ticket *tickets; /* of a giver, by edge of its part */
     size_t n_tickets;
@@ -130,6 +133,7 @@ struct xfer_coord {
     struct xfer_report rep;
     char passed_over[200]; /* by the plan */
     struct xfer_plan *plan; /* of the last epoch, and what was asked then */
+    struct co_member **by_index; /* who is what in the plan */
     uint64_t question[2];
     enum xfer_mode auto_said; /* what auto chose when it was last told at info */
     /* every member did its part of this plan in the last epoch: lines are open, tickets known */
