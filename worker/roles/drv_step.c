@@ -180,7 +180,7 @@ static enum fl_status update(struct driver *d, struct fl_err *err)
     }
     d->now.took_s[DRV_UPDATE] += d->ops->now_s(d) - from;
     if (st != FL_OK)
-        return fl_wrap(err, st, "update to version %ju", (uintmax_t)d->version);
+        return st; /* the text says which version of what */
     FL_TRY(digests_check(d, &r, err));
     if (r.left_behind) {
         drv_unclean(d, DRV_UPDATE, "%u left behind: %s", r.left_behind, r.first_behind.text);
