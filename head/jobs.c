@@ -304,6 +304,25 @@ static void driver_again(struct job *j, struct seat *d)
     head_kick(h);
 }
 
+/* On disk with the job: a head that starts anew does not give the whole budget once more. */
+enum fl_status job_used_up(const struct seat *member, const char *why)
+{
+    struct job *j = member->job;
+    Fl__JobRec rec = *j->rec;
+    char text[320];
+    struct fl_err err;
+
+    if (rec.used_up)
+        return FL_OK;
+    snprintf(text, sizeof(text), "%s %u has used its restarts; %s", member->rec->role,
+             member->rec->rank, why);
+    rec.used_up = text;
+    if (head_record(j->head, REC_JOB, &rec, NULL, &err) == FL_OK)
+        return FL_OK;
+    head_wake_at(j->head, fl_loop_now_ns(j->head->loop) + HEAD_RETRY_MS * 1000000ull);
+    return err.status;
+}
+
 /* Exit code 2: what the driver was given is wrong, and would be the next time too. */
 static bool refused(const Fl__Exit *x)
 {
@@ -321,11 +340,11 @@ static void driver_over(struct job *j, struct seat *d)
         finish(j, FL__JOB_STATUS__JOB_STOPPED, NULL, NULL, "Job was intentionally stopped.");
     else if (x && x->cause == EXIT_EXITED && x->code == 0)
         finish(j, FL__JOB_STATUS__JOB_SUCCEEDED, &ok, NULL, "Job finished successfully.");
-    else if (again && !refused(x) && !j->used_up[0])
+    else if (again && !refused(x) && !j->rec->used_up)
         driver_again(j, d);
     else if (x) {
-        if (again && j->used_up[0])
-            joblog_note(j, "the driver is not started again: %s", j->used_up);
+        if (again && j->rec->used_up)
+            joblog_note(j, "the driver is not started again: %s", j->rec->used_up);
         fail_with_log(j, x);
     }
 }

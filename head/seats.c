@@ -92,6 +92,7 @@ enum fl_status seat_again(struct seat *s, uint32_t restarts, struct fl_err *err)
     }
     rec.has_restarts = true;
     rec.restarts = restarts;
+    rec.has_unrunnable = rec.unrunnable = false;
     rec.has_job_attempt = true;
     rec.job_attempt = s->job->rec->attempt;
     FL_TRY(head_record(s->job->head, REC_SEAT, &rec, NULL, err));
@@ -151,7 +152,8 @@ void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after
         rec.ending = 0;
     } else {
         rec.state = FL__SEAT_STATE__SEAT_OVER;
-        s->unrunnable = never_ran(s, rec.exit);
+        rec.has_unrunnable = true;
+        rec.unrunnable = never_ran(s, rec.exit);
     }
     fl_info("worker ended role=%s rank=%u attempt=%u job=%s cause=%u code=%d signal=%d why=\"%s\"",
             s->rec->role, s->rec->rank, attempt, s->job->rec->submission_id, rec.exit->cause,
@@ -556,7 +558,7 @@ static void member_over(struct head *h, struct seat *s)
     uint32_t n = long_lived ? 0 : s->rec->restarts; /* one a day is no reason to give up */
     struct fl_err err;
 
-    if (how && !seat_wants_end(s) && s->unrunnable) {
+    if (how && !seat_wants_end(s) && s->rec->unrunnable) {
         if (set_state(s, FL__SEAT_STATE__SEAT_CLOSED) == FL_OK)
             joblog_note(s->job, "%s; it is not started again: its command cannot be run there", ending(s));
         return;
@@ -564,11 +566,11 @@ static void member_over(struct head *h, struct seat *s)
     if (seat_wants_end(s) || !how || n >= how->restart_max) {
         bool for_good = how && !seat_wants_end(s);
 
+        if (for_good && how->restart_max && job_used_up(s, ending(s)) != FL_OK)
+            return;
         if (set_state(s, FL__SEAT_STATE__SEAT_CLOSED) == FL_OK && for_good)
             joblog_note(s->job, "%s; it is not started again (%u restarts of %u)", ending(s), n,
                         how->restart_max);
-        if (for_good && how->restart_max)
-            snprintf(s->job->used_up, sizeof(s->job->used_up), "%s %u has used its restarts; %s", s->rec->role, s->rec->rank, ending(s));
         return;
     }
     if (seat_again(s, n + 1, &err) != FL_OK)
@@ -713,7 +715,7 @@ void members_fill(struct head *h, const struct seat *s, Fl__Where *w, Fl__SeatRe
                                                                          : MEMBER_STARTING;
     if (s->rec->exit)
         w->why = s->rec->exit->why;
-    w->has_unrunnable = w->unrunnable = w->state == MEMBER_ENDED && s->unrunnable;
+    w->has_unrunnable = w->unrunnable = w->state == MEMBER_ENDED && s->rec->unrunnable;
     if (!n)
         return;
     w->node = n->rec->name;

@@ -174,7 +174,6 @@ struct seat {
     struct job *job;
     bool started; /* the daemon has said so */
     bool joined, stopping, calling, dirty, refused;
-    bool unrunnable; /* its first attempt ended before it joined: the command is not there, or may not be run */
     int pid;
     char *tcp, *unix_path;
     struct seat_port {
@@ -209,7 +208,6 @@ struct job {
     bool log_followed, log_told, steps_followed, steps_told, asked_end;
     uint64_t followed_ns, end_ns;
     struct steps steps;
-    char used_up[320]; /* which worker has used up its restarts, and why it ended; "": none */
     struct joblog *log;
     struct follower *followers;
     struct tail *tails;
@@ -412,6 +410,8 @@ struct job_ask { /* borrowed */
 enum fl_status job_submit(struct head *h, const struct job_ask *ask, struct after *then,
                           char submission_id[64], struct fl_err *err);
 /* *live: it was running or waiting. */
+/* Why no driver of its job starts again: this member has used its restarts. */
+enum fl_status job_used_up(const struct seat *member, const char *why);
 enum fl_status job_stop(struct head *h, struct job *j, struct after *then, bool *live,
                         struct fl_err *err);
 void jobs_settle(struct head *h);

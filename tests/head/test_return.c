@@ -40,6 +40,15 @@ static void a_run_does_not_notice_a_new_head(void **unused)
     run_end(&x);
 }
 
+/* The same journal; every worker lives on, and node a tells of it. */
+static void new_head(struct run *x)
+{
+    head_away(x);
+    rig_open_head(&x->rig);
+    fake_again(&x->a);
+    UNTIL(&x->rig, x->rig.head->state == HEAD_READY);
+}
+
 static void what_ended_meanwhile_is_heard_on_return(void **unused)
 {
     struct run x;
@@ -352,6 +361,62 @@ static void an_older_journal_with_a_later_term_is_seen_by_what_daemons_have(void
     run_end(&x);
 }
 
+/* The driver is submitted with restarts of its own: which it gets is what the head remembers of its
+ * members. */
+static void restarts_used_up_are_known_to_a_new_head(void **unused)
+{
+    static const struct job_ask twice = { .driver_restarts = 2 };
+    struct run x;
+
+    (void)unused;
+    rig_start(&x.rig, "usedup", NULL);
+    memset(&x.b, 0, sizeof(x.b));
+    fake_up(&x.a, &x.rig, "a", "10.0.0.1", 2);
+    snprintf(x.job, sizeof(x.job), "%s", submit(&x.rig, "driver", &twice));
+    x.driver = driver_of(&x.rig, &x.a, x.job);
+    fake_joined(&x.a, x.driver);
+    Fl__Layout *y = place(&x, split_1_1, 4);
+    free_msg(launch(&x, y, "rollout", 1));
+    UNTIL(&x.rig, fake_worker(&x.a, "rollout", 0));
+    fake_joined(&x.a, fake_worker(&x.a, "rollout", 0));
+    fake_exit(&x.a, fake_worker(&x.a, "rollout", 0), 9);
+    rig_pass(&x.rig, 250);
+    UNTIL(&x.rig, fake_worker(&x.a, "rollout", 0)->who.attempt == 2);
+    new_head(&x);
+    fake_exit(&x.a, fake_worker(&x.a, "rollout", 0), 9);
+    struct seat *s = seat_of(x.rig.head, &BYTES_OF(fake_worker(&x.a, "rollout", 0)->who.id));
+    UNTIL(&x.rig, s->rec->state == FL__SEAT_STATE__SEAT_CLOSED);
+    new_head(&x);
+    fake_exit(&x.a, x.driver, 1);
+    UNTIL(&x.rig, job_over(job(&x.rig, x.job)) || job(&x.rig, x.job)->rec->attempt > 1);
+    t_int_eq(job(&x.rig, x.job)->rec->status, FL__JOB_STATUS__JOB_FAILED,
+             "its driver is not started again");
+    t_has(job(&x.rig, x.job)->rec->used_up, "rollout 0 has used its restarts");
+    free_msg(y);
+    run_end(&x);
+}
+
+static void a_command_that_cannot_be_run_is_known_to_a_new_head(void **unused)
+{
+    struct run x;
+    const Fl__Where *w;
+
+    (void)unused;
+    run_start(&x, "unrunnable", 2, 0);
+    Fl__Layout *y = place(&x, split_1_1, 4);
+    free_msg(launch(&x, y, "rollout", 1));
+    UNTIL(&x.rig, fake_worker(&x.a, "rollout", 0));
+    fake_exit(&x.a, fake_worker(&x.a, "rollout", 0), 127);
+    UNTIL(&x.rig, (w = last_news(&x.a, "rollout", 0)) && w->state == MEMBER_ENDED);
+    new_head(&x);
+    Fl__Members *m = launch(&x, y, "rollout", 1);
+    t_int_eq(m->n_members, 1);
+    t_true(m->members[0]->unrunnable, "said to a driver that asks again");
+    free_msg(m);
+    free_msg(y);
+    run_end(&x);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -365,6 +430,8 @@ int main(void)
         cmocka_unit_test(work_of_nobody_is_ended),
         cmocka_unit_test(a_copied_older_journal_says_so_and_harms_nothing),
         cmocka_unit_test(an_older_journal_with_a_later_term_is_seen_by_what_daemons_have),
+        cmocka_unit_test(restarts_used_up_are_known_to_a_new_head),
+        cmocka_unit_test(a_command_that_cannot_be_run_is_known_to_a_new_head),
     };
 
     return t_run("return", tests);
