@@ -456,7 +456,6 @@ static bool any_node_takes_driver(const struct job *j)
 
 bool job_waits(const struct job *j, struct fl_str *why)
 {
-    static const char never[] = "can never fit: ";
     struct group *g = j->rec->has_group ? group_of(j->head, &j->rec->group) : NULL;
 
     if (j->rec->status != FL__JOB_STATUS__JOB_PENDING)
@@ -464,8 +463,7 @@ bool job_waits(const struct job *j, struct fl_str *why)
     if (j->head->state == HEAD_RECOVERING)
         fl_str_add(why, "the head has just started and waits for the nodes that it knows to report");
     else if (g && g->why[0] && g->rec->state == FL__GROUP_STATE__GROUP_PENDING)
-        fl_str_add(why, "%s%s", g->never ? "what it asks for can never be met by the present nodes: " : "",
-                   g->why + (g->never && strncmp(g->why, never, sizeof(never) - 1) == 0 ? sizeof(never) - 1 : 0));
+        fl_str_add(why, "%s%s", g->why, g->wait == WAIT_NODES ? "; it waits for other nodes" : "");
     else if (!any_node_takes_driver(j))
         fl_str_add(why, j->rec->off_head ? "no node but the head's own is there, and --off-head was asked"
                                          : "no node is there");

@@ -315,12 +315,18 @@ static enum fl_status write_leases(struct placing *p, const Fl__DecisionRec *d,
 
 /* ---- two phases ---- */
 
+static void group_waits(struct group *g, enum group_wait wait, const char *why)
+{
+    g->wait = wait;
+    (void)FL_COPY(g->why, why);
+}
+
 /* What was prepared is taken back by groups_settle(), which finds the group PREPARING and alone. */
 static void give_up(struct placing *p, const struct fl_err *why)
 {
     struct group *g = p->group;
 
-    snprintf(g->why, sizeof(g->why), "%s", why->text);
+    group_waits(g, WAIT_ROOM, why->text);
     fl_warn("placement is taken back job=%s why=\"%s\"", g->job->rec->submission_id, why->text);
     placing_free(g);
     retry_later(g);
@@ -682,8 +688,7 @@ void place_group(struct group *g)
         return;
     if (st == FL_EXHAUSTED && g->asks && strcmp(g->why, reason) != 0)
         joblog_note(g->job, "the placement group waits: %s", reason);
-    snprintf(g->why, sizeof(g->why), "%s", text.len ? reason : err.text);
-    g->never = st == FL_INVALID;
+    group_waits(g, st == FL_INVALID ? WAIT_NODES : WAIT_ROOM, text.len ? reason : err.text);
     g->tried = h->resources;
     if (st == FL_INVALID && by_flags && !node_away(h))
         refuse(g, &err);

@@ -130,6 +130,10 @@ struct ask { /* a GROUP_PLACE that waits for its answer */
     uint64_t due_ns; /* 0: none */
     bool once;       /* one try, then the answer */
 };
+enum group_wait {
+    WAIT_ROOM, /* on the nodes that there are */
+    WAIT_NODES /* none of those can ever have it */
+};
 struct placing;
 struct group {
     UT_hash_handle hh;
@@ -141,8 +145,8 @@ struct group {
     struct placing *placing; /* two-phase commit in progress */
     uint64_t tried;          /* resources as they were when it did not fit */
     uint64_t retry_ns;       /* not before */
-    char why[512];           /* why not now */
-    bool never;              /* ... nor ever, with the nodes that there are */
+    char why[512];           /* what it waits for; both are set by group_waits() */
+    enum group_wait wait;
 };
 struct decision {
     struct decision *prev, *next;

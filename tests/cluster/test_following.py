@@ -118,8 +118,8 @@ def p15_who_waits_is_told_why():
         p.start_head("--num-gpus=8", "--num-cpus=4")
         p.furlong("job", "submit", "--submission-id=busy", "--no-wait", "--entrypoint-num-gpus=8", "--", "sleep 1000", check=0)
         wait_for("the busy one", lambda: job(p, "busy")["status"] == "RUNNING")
-        rows = (("many", ["--entrypoint-num-gpus=9"], ["can never be met by the present nodes", "9 GPU", "8"]),
-                ("label", ['--entrypoint-label-selector={"rack": "seven"}'], ["can never be met by the present nodes", "rack"]),
+        rows = (("many", ["--entrypoint-num-gpus=9"], ["can never fit", "9 GPU", "8", "waits for other nodes"]),
+                ("label", ['--entrypoint-label-selector={"rack": "seven"}'], ["can never fit", "rack", "waits for other nodes"]),
                 ("later", ["--entrypoint-num-gpus=1"], ["not now", "1 GPU asked", "0 free of 8"]),
                 ("elsewhere", ["--off-head"], ["no node but the head's own"]))
         clients, said = {}, set()

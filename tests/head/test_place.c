@@ -462,6 +462,46 @@ static void a_driver_may_ask_for_resources(void **unused)
     rig_end(&r);
 }
 
+static bool waits_for(struct rig *r, const char *id, const char *words)
+{
+    char text[1024] = "";
+    struct fl_str why = FL_STR_ON(text);
+
+    return job_waits(job(r, id), &why) && strstr(text, words) != NULL;
+}
+
+/* What the present nodes can never have, and what they only do not give now, are told apart each
+ * time. */
+static void why_a_job_waits_is_of_its_kind(void **unused)
+{
+    struct rig r;
+    struct fake a, b;
+    Fl__Amount gpu = FL__AMOUNT__INIT;
+    const Fl__Amount *wants = &gpu;
+    struct job_ask ask = { .wants = &wants, .n_wants = 1 };
+    char id[64];
+
+    (void)unused;
+    rig_start(&r, "kind", NULL);
+    fake_up(&a, &r, "a", "10.0.0.1", 2);
+    gpu.name = "GPU";
+    gpu.e4 = 40000;
+    snprintf(id, sizeof(id), "%s", submit(&r, "four", &ask));
+    UNTIL(&r,
+          waits_for(&r, id,
+                    "can never fit: 4 GPU asked, 1 node has 2 (a 2); it waits for other nodes"));
+    fake_init(&b, &r, "b", "10.0.0.2", 4);
+    b.on_prepare = FL_EXHAUSTED;
+    fake_connect(&b);
+    fake_join(&b);
+    UNTIL(&r, b.prepares && waits_for(&r, id, "node b"));
+    t_true(!waits_for(&r, id, "other nodes") && !waits_for(&r, id, "never"),
+           "it has what is asked");
+    fake_down(&a);
+    fake_down(&b);
+    rig_end(&r);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -470,9 +510,11 @@ int main(void)
         cmocka_unit_test(the_same_question_gets_the_same_answer),
         cmocka_unit_test(what_can_never_fit_is_refused_at_once),
         cmocka_unit_test(what_does_not_fit_now_waits_for_room),
+        cmocka_unit_test(why_a_job_waits_is_of_its_kind),
         cmocka_unit_test(a_node_that_does_not_prepare_undoes_all),
         cmocka_unit_test(a_node_that_says_nothing_is_named),
-        cmocka_unit_test(a_worker_starts_again_after_back_off), cmocka_unit_test(a_command_that_cannot_be_run_ends_at_once),
+        cmocka_unit_test(a_worker_starts_again_after_back_off),
+        cmocka_unit_test(a_command_that_cannot_be_run_ends_at_once),
         cmocka_unit_test(the_driver_hears_how_its_members_fare),
         cmocka_unit_test(one_member_is_ended),
         cmocka_unit_test(a_role_restarts_as_a_whole),
