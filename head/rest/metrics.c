@@ -1,5 +1,6 @@
 /* /metrics: ours, then what Ray's dashboards and alerts look for under Ray's names, then what
  * workers measure of themselves. One head tells it for all nodes, each with its own labels. */
+#include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -70,10 +71,12 @@ static void head_line(struct fl_str *out, const char *name, const char *help, co
     fl_str_add(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind);
 }
 
+/* NAN: the node does not tell it. */
 static double number_of(const struct node *n, size_t i)
 {
     const Fl__NodeStats *s = n->stats;
-    double disk_used = (double)(s->disk_total - s->disk_free);
+    double disk_free = s->has_disk_free ? (double)s->disk_free : NAN;
+    double disk_used = (double)s->disk_total - disk_free;
     const double v[] = { s->cpu_e2 / 100.0,
                          s->cores,
                          (double)(s->mem_total - s->mem_available),
@@ -81,8 +84,8 @@ static double number_of(const struct node *n, size_t i)
                          (double)s->mem_total,
                          (double)s->mem_shared,
                          disk_used,
-                         (double)s->disk_free,
-                         s->disk_total ? 100 * disk_used / (double)s->disk_total : 0,
+                         disk_free,
+                         s->disk_total ? 100 * disk_used / (double)s->disk_total : NAN,
                          (double)s->disk_read,
                          (double)s->disk_write,
                          (double)s->net_sent,
@@ -128,7 +131,7 @@ static void of_nodes(struct head *h, struct fl_str *out)
     for (size_t i = 0; i < FL_LEN(all); i++) {
         head_line(out, all[i].name, all[i].help, "gauge");
         HASH_ITER (hh, h->nodes, n, tmp) {
-            if (!n->stats || !rest_node_alive(n))
+            if (!n->stats || !rest_node_alive(n) || isnan(number_of(n, i)))
                 continue;
             fl_str_add(out, "%s", all[i].name);
             add_node_labels(h, n, out);

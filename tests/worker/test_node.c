@@ -3,6 +3,7 @@
 #include "common/base/id.h"
 #include "common/proto/methods.h"
 #include <fcntl.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -40,6 +41,32 @@ static void it_joins(void **state)
     t_int_eq(read(fds[0], line, 1), 0, "closed after the line");
     close(fds[0]);
     bed_fini(&b);
+}
+
+static sem_t server_back;
+
+static int dead_file_system(const char *path, struct statvfs *v)
+{
+    (void)path;
+    sem_wait(&server_back);
+    memset(v, 0, sizeof(*v));
+    return 0;
+}
+
+static void a_dead_file_system_holds_no_daemon_up(void **state)
+{
+    struct bed b;
+
+    (void)state;
+    sem_init(&server_back, 0, 0);
+    bed_init(&b);
+    b.cfg.room = dead_file_system;
+    node_up(&b);
+    t_until(b.loop, b.joins && b.beats > 2, WAIT_MS);
+    start(&b, 0, "exit", "7");
+    t_until(b.loop, gone(&b, 0), WAIT_MS);
+    bed_fini(&b); /* nor its end */
+    sem_post(&server_back);
 }
 
 static void an_end_is_told_after_its_output(void **state)
@@ -513,6 +540,7 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_joins),
+        cmocka_unit_test(a_dead_file_system_holds_no_daemon_up),
         cmocka_unit_test(an_end_is_told_after_its_output),
         cmocka_unit_test(what_cannot_run_is_told_too),
         cmocka_unit_test(an_end_is_told_until_it_is_heard),

@@ -6,6 +6,7 @@
 #include "common/base/port.h"
 #include "common/base/str.h"
 #include "worker/node/addr.h"
+#include "worker/node/disk.h"
 #include "worker/node/env.h"
 #include "worker/node/ident.h"
 #include "worker/node/inventory.h"
@@ -14,6 +15,8 @@
 #include "worker/node/ports.h"
 #include "worker/node/visible.h"
 #include <arpa/inet.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -769,6 +772,52 @@ static void leases_file_damaged(void **state)
     ledger_fini(&d);
 }
 
+/* ---- room on a disk ---------------------------------------------------------------------------- */
+static sem_t answers;
+static atomic_int asks;
+
+static int one_answer(const char *path, struct statvfs *v)
+{
+    (void)path;
+    asks++;
+    sem_wait(&answers);
+    *v = (struct statvfs){ .f_blocks = 100, .f_bavail = 40, .f_frsize = 512 };
+    return 0;
+}
+
+static Fl__NodeStats told_at(struct node_disk *d, uint64_t s)
+{
+    Fl__NodeStats out = FL__NODE_STATS__INIT;
+
+    node_disk_fill(d, s * 1000000000ull, &out);
+    return out;
+}
+
+static void room_is_told_while_it_is_known(void **state)
+{
+    struct fl_err err;
+    struct node_disk *d;
+
+    (void)state;
+    sem_init(&answers, 0, 0);
+    asks = 0;
+    t_int_eq(node_disk_create("/data", one_answer, &d, &err), FL_OK);
+    node_disk_look(d, 0);
+    node_disk_look(d, 1000000000ull);
+    t_true(!told_at(d, 2).has_disk_total, "nothing has been answered");
+    sem_post(&answers);
+    for (int i = 0; i < 20000 && !told_at(d, 2).has_disk_total; i++)
+        usleep(1000);
+    t_int_eq(told_at(d, 9).disk_total, 51200);
+    t_int_eq(told_at(d, 9).disk_free, 20480);
+    t_int_eq(asks, 1, "once at a time");
+    node_disk_look(d, 10 * 1000000000ull);
+    t_true(told_at(d, 15).has_disk_free, "of the last answer, for five seconds");
+    t_true(!told_at(d, 16).has_disk_free && !told_at(d, 16).has_disk_total, "late");
+    node_disk_destroy(d); /* the thread has it still */
+    sem_post(&answers);
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
@@ -776,6 +825,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(p24_p25_ids_are_translated_once),
         cmocka_unit_test(p24_env_rules),
         cmocka_unit_test(quotas),
+        cmocka_unit_test(room_is_told_while_it_is_known),
         cmocka_unit_test(inventories),
         cmocka_unit_test(inventories_of_gpus),
         cmocka_unit_test(inventories_of_fakes),

@@ -8,6 +8,7 @@
 #include "common/base/log.h"
 #include "common/conf/json.h"
 #include "common/gpu/watch.h"
+#include "worker/node/disk.h"
 #include "worker/node/holders.h"
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
@@ -331,6 +332,8 @@ static enum fl_status begin(struct node *n, struct fl_err *err)
     FL_TRY(node_packages_create(n, &n->packages, err));
     if (n->gpus)
         FL_TRY(node_holders_create(n, &n->holders, err));
+    FL_TRY(node_disk_create(n->ident.dir, n->cfg.room ? n->cfg.room : statvfs, &n->disk, err));
+    node_disk_look(n->disk, fl_loop_now_ns(n->loop));
     FL_TRY(node_uplink_create(n, &n->up, err));
     fl_info("node ready to join name=%s start=%llu dir=%s %s", n->name,
             (unsigned long long)n->ident.me.start, n->dir, node_inventory_text(n->inventory, line));
@@ -383,6 +386,7 @@ void node_destroy(struct node *n)
     node_tail_destroy(n->tail);
     fl_metrics_destroy(n->metrics);
     node_holders_destroy(n->holders);
+    node_disk_destroy(n->disk);
     gpu_watch_close(n->gpus);
     if (n->inventory)
         fl__inventory__free_unpacked(n->inventory, NULL);

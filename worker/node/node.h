@@ -4,6 +4,8 @@
  * never opens a device and never forks. What it promised lies in its runtime folder, so the next
  * start of it finds and adopts everything. */
 #pragma once
+#include <sys/statvfs.h>
+
 #include "common/base/loop.h"
 #include "common/conf/opt.h"
 #include "transport/tls/tls.h"
@@ -27,6 +29,7 @@ struct node_config {     /* texts are borrowed as long as the node lives; NULL o
     const struct proc_ops *proc;
     const char *keeper; /* path of furlong-keep */
     const char *nvml;   /* library; NULL: the system's */
+    int (*room)(const char *path, struct statvfs *v); /* NULL: statvfs() */
     struct tls_id *tls; /* who this node is to other hosts, its workers too; NULL: plain */
 };
 extern const struct fl_opt node_opts[]; /* fills a struct node_config */

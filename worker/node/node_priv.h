@@ -156,6 +156,7 @@ struct stray;   /* stray.c */
 struct packages; /* package.c */
 struct release; /* serve.c */
 struct holders; /* holders.c */
+struct node_disk; /* disk.c */
 struct node {
     struct fl_loop *loop;
     struct node_config cfg;
@@ -182,6 +183,7 @@ struct node {
     uint16_t ports_from; /* where the next is looked for; 0: at the beginning */
     struct gpu_watch *gpus; /* NULL: none but logical ones */
     struct holders *holders; /* NULL as well then */
+    struct node_disk *disk;  /* of the state folder */
     struct fl_metrics *metrics;
     struct fl_metric *count[NODE_METRICS];
     unsigned joins; /* how often it has joined */

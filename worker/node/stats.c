@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum {
@@ -104,11 +103,10 @@ static uint64_t kib(const char *meminfo, const char *name)
     return at ? strtoull(at + strlen(name), NULL, 10) * 1024 : 0;
 }
 
-void node_stats_read(struct node_stats_past *past, const char *disk_of, Fl__NodeStats *out)
+void node_stats_read(struct node_stats_past *past, Fl__NodeStats *out)
 {
     char *buf = malloc(TEXT_BYTES);
     uint64_t busy = 0, all = 0;
-    struct statvfs v;
     const char *text;
 
     *out = (Fl__NodeStats)FL__NODE_STATS__INIT;
@@ -135,11 +133,6 @@ void node_stats_read(struct node_stats_past *past, const char *disk_of, Fl__Node
     if ((text = text_of("/proc/diskstats", buf))) {
         out->has_disk_read = out->has_disk_write = true;
         node_stats_disks(text, &out->disk_read, &out->disk_write);
-    }
-    if (disk_of && statvfs(disk_of, &v) == 0) {
-        out->has_disk_total = out->has_disk_free = true;
-        out->disk_total = (uint64_t)v.f_blocks * v.f_frsize;
-        out->disk_free = (uint64_t)v.f_bavail * v.f_frsize;
     }
     free(buf);
 }

@@ -7,7 +7,7 @@ struct node_stats_past { /* zeroed at first */
     uint64_t busy, all; /* ticks of all cores */
 };
 /* out: initialised by it; nothing of it is allocated. What cannot be read stays absent. */
-void node_stats_read(struct node_stats_past *past, const char *disk_of, Fl__NodeStats *out);
+void node_stats_read(struct node_stats_past *past, Fl__NodeStats *out);
 
 /* The readers, on texts (pure). */
 bool node_stats_cpu(const char *stat, uint64_t *busy, uint64_t *all, uint64_t *boot_s);

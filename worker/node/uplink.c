@@ -8,6 +8,7 @@
 #include "common/base/log.h"
 #include "common/proto/methods.h"
 #include "common/proto/pb.h"
+#include "worker/node/disk.h"
 #include "worker/node/holders.h"
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
@@ -164,7 +165,8 @@ static void beat(struct uplink *u)
     m.has_memory_available = m.has_load_e2 = true;
     m.memory_available = node_memory_available();
     m.load_e2 = node_load_e2();
-    node_stats_read(&u->past, u->node->ident.dir, &stats);
+    node_stats_read(&u->past, &stats);
+    node_disk_fill(u->node->disk, fl_loop_now_ns(u->node->loop), &stats);
     m.stats = &stats;
     node_procs_add(&u->procs, u->node, &m);
     m.metrics = list;
@@ -198,6 +200,7 @@ static void on_beat(struct fl_timer *t, uint64_t now_ns)
 
     beat(u);
     node_holders_look(u->node->holders);
+    node_disk_look(u->node->disk, now_ns);
     fl_timer_arm(u->node->loop, t, now_ns + u->beat_ms * 1000000ull);
 }
 
