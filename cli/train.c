@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli/check.h"
 #include "cli/cli.h"
 #include "cli/daemons.h"
 #include "cli/env.h"
@@ -83,6 +84,39 @@ static enum fl_status make_run_dir(struct train *t, struct fl_err *err)
     return st == FL_OK ? FL_OK : fl_wrap(err, st, "%s", t->flags.run_dir ? "--run-dir" : "the run folder (--run-dir names another)");
 }
 
+/* ==== its flags ==== */
+struct given { /* the run's own flags, as they were given */
+    char **words[TRAIN_FLAG_TABLES];
+};
+
+/* Adds them to to[0..n), but for --run-dir unless all are wanted. */
+static size_t given_words(const struct fl_opts *o, bool all, struct given *g, const char **to,
+                          size_t n)
+{
+    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++) {
+        g->words[i] = fl_opts_words(o, i);
+        for (char **w = g->words[i]; w && *w; w++)
+            if (all || strncmp(*w, "--run-dir=", 10) != 0)
+                to[n++] = *w;
+    }
+    return n;
+}
+
+/* As the driver gets them. */
+static void driver_words(const struct train *t, const struct fl_opts *o,
+                         char run_dir[FL_PATH_MAX + 16], struct given *g, const char **to)
+{
+    snprintf(run_dir, FL_PATH_MAX + 16, "--run-dir=%s", t->run_dir);
+    to[0] = run_dir;
+    (void)given_words(o, false, g, to, 1);
+}
+
+static void given_free(struct given *g)
+{
+    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++)
+        fl_words_free(g->words[i]);
+}
+
 /* ==== a private cluster ============================================================================ */
 /* Logical devices that the flags ask for; what is not given is one. */
 static int64_t devices_needed(const struct train_flags *f)
@@ -95,6 +129,20 @@ static int64_t devices_needed(const struct train_flags *f)
     if (!f->colocate)
         return actor + rollout;
     return actor > rollout ? actor : rollout;
+}
+
+/* The driver will run here too: what it would find wrong is said before there is a cluster. */
+static enum fl_status check_private(const struct train *t, const struct fl_opts *o,
+                                    struct fl_err *err)
+{
+    const char *words[FL_OPT_MAX + 2] = { 0 };
+    char run_dir[FL_PATH_MAX + 16];
+    struct given given;
+
+    driver_words(t, o, run_dir, &given, words);
+    enum fl_status st = cli_check_run(words, err);
+    given_free(&given);
+    return st;
 }
 
 static enum fl_status start_private(struct train *t, struct cli_cluster *c, struct fl_err *err)
@@ -189,7 +237,9 @@ static enum fl_status takes_as_it_is(const struct train *t, const char *url, str
                              : FL_OK;
 }
 
-static enum fl_status find_or_start(struct train *t, const struct cli_cluster *external, struct cli_cluster *c, struct fl_err *err)
+static enum fl_status find_or_start(struct train *t, const struct fl_opts *o,
+                                    const struct cli_cluster *external, struct cli_cluster *c,
+                                    struct fl_err *err)
 {
     if (launch_asked(&t->launch))
         return launch_cluster(&t->launch, external ? external->url : t->common.address, (double)devices_needed(&t->flags), c, err);
@@ -203,41 +253,18 @@ static enum fl_status find_or_start(struct train *t, const struct cli_cluster *e
         return st == FL_OK ? takes_as_it_is(t, c->url, err) : st;
     if (err)
         *err = (struct fl_err){ 0 };
+    FL_TRY(check_private(t, o, err));
     return start_private(t, c, err);
 }
 
-/* ==== the run ====================================================================================== */
-struct given { /* the run's own flags, as they were given */
-    char **words[TRAIN_FLAG_TABLES];
-};
-
-/* Adds them to to[0..n), but for --run-dir unless all are wanted. */
-static size_t given_words(const struct fl_opts *o, bool all, struct given *g, const char **to, size_t n)
-{
-    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++) {
-        g->words[i] = fl_opts_words(o, i);
-        for (char **w = g->words[i]; w && *w; w++)
-            if (all || strncmp(*w, "--run-dir=", 10) != 0)
-                to[n++] = *w;
-    }
-    return n;
-}
-
-static void given_free(struct given *g)
-{
-    for (size_t i = 0; i < TRAIN_FLAG_TABLES; i++)
-        fl_words_free(g->words[i]);
-}
-
+/* ==== the run ==== */
 static json_t *submission(const struct train *t, const struct fl_opts *o, json_t *env_take)
 {
     const char *words[FL_OPT_MAX + 4] = { "furlong-driver" };
     char run_dir[FL_PATH_MAX + 16], here[4096];
     struct given given;
 
-    snprintf(run_dir, sizeof(run_dir), "--run-dir=%s", t->run_dir);
-    words[1] = run_dir;
-    (void)given_words(o, false, &given, words, 2);
+    driver_words(t, o, run_dir, &given, words + 1);
     char *line = cli_shell_line(words);
     json_t *body = json_pack("{s:s,s:s,s:o,s:{s:s},s:{s:i,s:s,s:s*}}", "entrypoint", line, "submission_id",
                              t->id, "runtime_env", env_take, "metadata", "furlong", "train", "furlong", "driver_restarts",
@@ -302,7 +329,7 @@ static int run(struct train *t, const struct fl_opts *o)
     cli_signals_hold(); /* until they mean the job */
     st = make_run_dir(t, &err);
     if (st == FL_OK)
-        st = find_or_start(t, external ? &x.cluster : NULL, &c, &err);
+        st = find_or_start(t, o, external ? &x.cluster : NULL, &c, &err);
     if (st == FL_OK)
         body = submission(t, o, FL_TAKE(env));
     if (st == FL_OK)

@@ -165,6 +165,28 @@ def test_bad_input():
         assert p.left_behind() == []
 
 
+def test_bad_files_are_found_before_a_cluster_is_started():
+    with place() as p:
+        lines, run = f"{p.root}/p.jsonl", f"{p.root}/run"
+        with open(lines, "w", encoding="utf-8") as f:
+            f.write('{"input": "a", "label": "b"}\n{"input": 3}\n')
+        hostile = hostile_model(f"{p.root}/hf")
+        rows = [([f"--prompt-data={lines}"], ["--prompt-data", "line 2", "--label-key"]),
+                (["--eval-prompt-data=/nowhere/e.jsonl"], ["--eval-prompt-data", "/nowhere/e.jsonl"]),
+                ([f"--hf-checkpoint={hostile}"], ["--hf-checkpoint", "tensor a"]),
+                (["--load=/nowhere/c"], ["--load", "/nowhere/c"]),
+                (["--rollout-max-response-len=64"], ["--max-position-embeddings"])]
+        for flags, words in rows:
+            r = p.furlong("train", "--num-rollout=1", f"--run-dir={run}", *flags, check=2)
+            assert r.out == "" and "job " not in r.err and r.err.startswith("furlong train: "), r
+            assert all(w in r.err for w in words), (words, r)
+            assert not os.path.exists(run), os.listdir(run)
+        short = ["--num-rollout=1", "--rollout-batch-size=4", "--n-samples-per-prompt=2", "--save-interval=1", f"--run-dir={run}"]
+        p.furlong("train", *short, check=0)
+        r = p.furlong("train", *short, check=2)
+        assert r.out == "" and "of an earlier run: --load" in r.err, r
+
+
 def test_more_gpus_than_exist():
     with place() as p:
         p.start_head("--num-gpus=2")

@@ -110,7 +110,9 @@ struct driver {
     int steps_fd, log_fd, out_fd; /* -1: not open; out: where the table goes */
 };
 
-/* drv_setup.c: files, sizes, run folder. FL_INVALID: what the user gave is wrong. */
+/* drv_setup.c: files and sizes; makes nothing. FL_INVALID: what the user gave is wrong. */
+enum fl_status drv_look(struct driver *d, struct fl_err *err);
+/* That, and the run's folders. */
 enum fl_status drv_setup(struct driver *d, struct fl_err *err);
 void drv_fini(struct driver *d);
 /* drv_run.c: until the last step. */

@@ -6,6 +6,13 @@
 #include "common/base/fault.h"
 #include "worker/roles/drv_seat.h"
 
+static bool check;
+static const struct fl_opt own_opts[] = {
+    { FL_OPT_SWITCH, "check", .at = 0,
+      .help = "look at all that the run reads, and end: 0, or 2 and what is wrong" },
+    { 0 }
+};
+
 /* 2: would be the same the next time, so the head does not start this driver again. */
 static int exit_code(enum fl_status st)
 {
@@ -54,6 +61,7 @@ int main(int argc, char **argv)
     d.opts.program = "furlong-driver";
     d.opts.usage = "[OPTION...]";
     train_flags_tables(&d.flags, d.opts.tables);
+    d.opts.tables[TRAIN_FLAG_TABLES] = (struct fl_opt_table){ "The driver", own_opts, &check };
     st = train_flags_parse(&d.flags, &d.opts, argc, argv, &err);
     if (st == FL_CANCELLED) {
         fl_opts_help(&d.opts, stdout);
@@ -61,7 +69,7 @@ int main(int argc, char **argv)
         return 0;
     }
     if (st == FL_OK)
-        st = join_and_run(&d, &err);
+        st = check ? drv_look(&d, &err) : join_and_run(&d, &err);
     if (st != FL_OK) {
         fprintf(stderr, "furlong-driver: %s\n", err.text);
         if (d.log_fd >= 0)

@@ -129,16 +129,22 @@ static void longest_label(struct driver *d, const struct prompts *p)
     }
 }
 
-static enum fl_status folders(struct driver *d, struct fl_err *err)
+static enum fl_status folders_name(struct driver *d, struct fl_err *err)
 {
     const struct train_flags *f = &d->flags;
-    char logs[1100];
 
     if (!*d->run_dir)
         return fl_fail(err, FL_INVALID, "--run-dir is missing, and the job has none");
     if ((size_t)snprintf(d->save_dir, sizeof(d->save_dir), "%s%s", f->save ? f->save : d->run_dir,
                          f->save ? "" : "/checkpoints") >= sizeof(d->save_dir))
         return fl_fail(err, FL_INVALID, "--save: the path is too long");
+    return FL_OK;
+}
+
+static enum fl_status folders_make(struct driver *d, struct fl_err *err)
+{
+    char logs[1100];
+
     snprintf(logs, sizeof(logs), "%s/logs", d->run_dir);
     FL_TRY(fl_mkdirs(d->run_dir, err));
     FL_TRY(fl_mkdirs(logs, err));
@@ -187,7 +193,7 @@ static enum fl_status resume_point(struct driver *d, struct fl_err *err)
     return FL_OK;
 }
 
-enum fl_status drv_setup(struct driver *d, struct fl_err *err)
+enum fl_status drv_look(struct driver *d, struct fl_err *err)
 {
     struct train_flags *f = &d->flags;
 
@@ -212,8 +218,14 @@ enum fl_status drv_setup(struct driver *d, struct fl_err *err)
         d->n_steps =
             ((uint64_t)f->num_epoch * d->prompts->n + (uint64_t)f->rollout_batch_size - 1) /
             (uint64_t)f->rollout_batch_size;
-    FL_TRY(folders(d, err));
+    FL_TRY(folders_name(d, err));
     return no_others(d, err);
+}
+
+enum fl_status drv_setup(struct driver *d, struct fl_err *err)
+{
+    FL_TRY(drv_look(d, err));
+    return folders_make(d, err);
 }
 
 void drv_fini(struct driver *d)
