@@ -2,9 +2,14 @@
 
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
+
+#include "common/base/fault.h"
 
 static unsigned long listener_inode(uint16_t port)
 {
@@ -92,6 +97,22 @@ bool fl_port_holder(uint16_t port, char *who, size_t cap)
     if (!found)
         snprintf(who, cap, "a process of another user");
     return true;
+}
+
+int fl_port_hold(uint16_t port)
+{
+    struct sockaddr_un at = { .sun_family = AF_UNIX };
+    int n = snprintf(at.sun_path + 1, sizeof(at.sun_path) - 1, "furlong-port-%u", port);
+    socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    int fd = FL_FAULT("base.port_hold") ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, len) == 0)
+        return fd;
+    int why = errno;
+
+    close(fd);
+    errno = why;
+    return -1;
 }
 
 void fl_port_ephemeral(uint16_t *first, uint16_t *last)

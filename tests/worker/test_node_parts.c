@@ -437,24 +437,37 @@ static void ports_of_many(void **state)
         for (unsigned i = 0; i < 64 * 3; i++)
             free(names[i / 3][i % 3]);
     }
+    node_ports_fini(&n);
+}
+
+static bool any_port(void *arg, uint16_t port)
+{
+    (void)arg;
+    return port;
+}
+
+static void not_that(void *arg, uint16_t port)
+{
+    *(uint16_t *)arg = port;
 }
 
 static void ports(void **state)
 {
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    socklen_t len = sizeof(at);
+    uint16_t from = 20000, first, got, dropped = 0;
+    const struct port_taker t = { any_port, not_that, &dropped };
+    int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
     struct fl_err err;
-    uint16_t from, got;
 
     (void)state;
-    t_true(bind(fd, (struct sockaddr *)&at, len) == 0 && listen(fd, 1) == 0);
-    t_true(getsockname(fd, (struct sockaddr *)&at, &len) == 0);
-    from = ntohs(at.sin_port);
-    uint16_t taken = from;
-
-    t_ok(node_port_free("127.0.0.1", &from, &got, &err), &err);
-    t_true(got != taken, "%u is taken", got);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    do { /* another test may have it by now */
+        t_ok(node_port_free("127.0.0.1", &t, &from, &first, &err), &err);
+        at.sin_port = htons(first);
+    } while (bind(fd, (struct sockaddr *)&at, sizeof(at)) < 0 || listen(fd, 1) < 0);
+    from = first;
+    t_ok(node_port_free("127.0.0.1", &t, &from, &got, &err), &err);
+    t_true(got != first && dropped, "%u is taken", got);
     t_true(from != got);
     close(fd);
 }
@@ -651,7 +664,56 @@ static void ports_end(void **state)
     t_ok(node_ports_find(&n, &m, got, &err), &err);
     for (unsigned i = 0; i < 8; i++)
         t_true(got[i] == got[0] + i && (got[i] - 1024) % 17 != 0, "%u", got[i]);
+    node_ports_fini(&n);
     ledger_fini(&d);
+}
+
+/* Two clusters on one host, before any engine of either has bound what it was given. */
+static void ports_of_two_daemons(void **state)
+{
+    static struct node a = { .addr.text = "127.0.0.1", .name = "a" },
+                       b = { .addr.text = "127.0.0.1", .name = "b" };
+    static uint32_t of_a[NODE_PORTS_MAX], of_b[NODE_PORTS_MAX];
+    Fl__LeasePrepare m = FL__LEASE_PREPARE__INIT;
+    Fl__WorkerSpec spec = FL__WORKER_SPEC__INIT;
+    Fl__Lease l = FL__LEASE__INIT, *leases = &l;
+    struct ask one = { 1, .gpu_e4 = 10000 };
+    char want[16], *names[] = { want };
+    struct ledger d;
+    struct fl_err err;
+    int fds = t_open_fds();
+
+    (void)state;
+    ledger_init(&d, "two");
+    t_ok(ledger_prepare(&d, &one, 1, &err), &err);
+    a.leases = b.leases = d.leases;
+    l.id = 1;
+    m.leases = &leases;
+    m.n_leases = 1;
+    m.has_free_ports = m.has_port_block = true;
+    m.free_ports = 16;
+    m.port_block = 4;
+    t_ok(node_ports_find(&a, &m, of_a, &err), &err);
+    t_ok(node_ports_find(&b, &m, of_b, &err), &err);
+    node_ports_give(&a, &m, of_a);
+    for (unsigned i = 0; i < 16; i++)
+        for (unsigned k = 0; k < 16; k++)
+            t_true(of_a[i] != of_b[k], "%u is given twice", of_a[i]);
+    snprintf(want, sizeof(want), "http=%u", of_a[5]);
+    spec.ports = names;
+    spec.n_ports = 1;
+    t_refused(node_ports_of_worker(&b, &spec, &err), FL_EXISTS, &err);
+    t_has(err.text, "another cluster on this host");
+    node_leases_release(d.leases, 1);
+    node_leases_sweep(d.leases);
+    node_ports_settle(&a);
+    t_int_eq(a.n_holds, 0, "of a lease that has gone");
+    t_ok(node_ports_of_worker(&b, &spec, &err), &err);
+    t_int_eq(b.n_holds, 1, "what was found for it and not given is let go");
+    node_ports_fini(&a);
+    node_ports_fini(&b);
+    ledger_fini(&d);
+    t_int_eq(t_open_fds(), fds);
 }
 
 static void leases_refused(void **state)
@@ -834,6 +896,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ports),
         cmocka_unit_test(ports_of_many),
         cmocka_unit_test(ports_end),
+        cmocka_unit_test(ports_of_two_daemons),
         cmocka_unit_test(identity),
         cmocka_unit_test(identity_under_faults),
         cmocka_unit_test(leases_refused),

@@ -42,7 +42,8 @@ static bool port_is_free(const char *addr, uint16_t port)
     return free_now;
 }
 
-enum fl_status node_port_free(const char *addr, uint16_t *from, uint16_t *out, struct fl_err *err)
+enum fl_status node_port_free(const char *addr, const struct port_taker *t, uint16_t *from,
+                              uint16_t *out, struct fl_err *err)
 {
     uint32_t at = *from < 1024 ? 20000 : *from;
     uint16_t first, last;
@@ -56,8 +57,12 @@ enum fl_status node_port_free(const char *addr, uint16_t *from, uint16_t *out, s
             at = 1024;
         if (at >= first && at <= last) /* an outgoing connection may take it the next moment */
             at = last < 65535 ? last + 1u : 1024;
-        if (!port_is_free(addr, (uint16_t)at))
+        if (!t->take(t->arg, (uint16_t)at))
             continue;
+        if (!port_is_free(addr, (uint16_t)at)) {
+            t->drop(t->arg, (uint16_t)at);
+            continue;
+        }
         *out = (uint16_t)at;
         *from = at == 65535 ? 1024 : (uint16_t)(at + 1);
         return FL_OK;

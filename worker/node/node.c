@@ -13,6 +13,7 @@
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
 #include "worker/node/package.h"
+#include "worker/node/ports.h"
 #include "worker/node/stray.h"
 
 enum { END_SLACK_MS = 8000 /* over term and kill: draining output, telling the head */ };
@@ -387,6 +388,7 @@ void node_destroy(struct node *n)
     fl_metrics_destroy(n->metrics);
     node_holders_destroy(n->holders);
     node_disk_destroy(n->disk);
+    node_ports_fini(n);
     gpu_watch_close(n->gpus);
     if (n->inventory)
         fl__inventory__free_unpacked(n->inventory, NULL);

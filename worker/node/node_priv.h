@@ -180,6 +180,12 @@ struct node {
         uint64_t lease;
     } given[4096]; /* ports: nobody else gets them while the lease lives */
     size_t n_given;
+    struct port_hold {
+        int fd;
+        uint16_t port;
+    } *holds; /* of those, and of the workers' own */
+    size_t n_holds;
+    bool unheld_said;
     uint16_t ports_from; /* where the next is looked for; 0: at the beginning */
     struct gpu_watch *gpus; /* NULL: none but logical ones */
     struct holders *holders; /* NULL as well then */

@@ -1,8 +1,12 @@
 #include "worker/node/ports.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
+#include "common/base/log.h"
 #include "common/base/port.h"
 
 enum { PORTS_FROM = 20000 };
@@ -14,7 +18,7 @@ static uint32_t number_of(const char *port) /* "NAME=PORT"; 0: "NAME" */
     return eq ? (uint32_t)strtoul(eq + 1, NULL, 10) : 0;
 }
 
-/* Of leases that are gone, and of the one that asks again. */
+/* Of leases that are gone, and of the one that asks again (0: none). */
 static void given_forget(struct node *n, uint64_t lease)
 {
     for (size_t i = n->n_given; i-- > 0;)
@@ -34,16 +38,99 @@ static bool is_given(const struct node *n, uint32_t port, const Fl__WorkerSpec *
     return false;
 }
 
+/* ---- beside the daemons of other clusters on this host ---- */
+
+static struct port_hold *hold_of(const struct node *n, uint16_t port)
+{
+    for (size_t i = 0; i < n->n_holds; i++)
+        if (n->holds[i].port == port)
+            return &n->holds[i];
+    return NULL;
+}
+
+static void let_go(struct node *n, struct port_hold *h)
+{
+    close(h->fd);
+    *h = n->holds[--n->n_holds];
+}
+
+/* False: one of those has given it to its work. */
+static bool hold(struct node *n, uint16_t port)
+{
+    struct port_hold *more;
+    int fd = fl_port_hold(port);
+
+    if (fd < 0 && errno == EADDRINUSE)
+        return false;
+    more = fd < 0 ? NULL : realloc(n->holds, (n->n_holds + 1) * sizeof(*more));
+    if (more) {
+        n->holds = more;
+        n->holds[n->n_holds++] = (struct port_hold){ fd, port };
+        return true;
+    }
+    if (!n->unheld_said)
+        fl_warn("ports are given without being held against other clusters of this host port=%u "
+                "why=\"%s\"",
+                port, fd < 0 ? strerror(errno) : "no memory");
+    n->unheld_said = true;
+    if (fd >= 0)
+        close(fd);
+    return true;
+}
+
+void node_ports_settle(struct node *n)
+{
+    given_forget(n, 0);
+    for (size_t i = n->n_holds; i-- > 0;)
+        if (!is_given(n, n->holds[i].port, NULL))
+            let_go(n, &n->holds[i]);
+}
+
+void node_ports_again(struct node *n, const Fl__WorkerSpec *spec)
+{
+    for (size_t i = 0; i < spec->n_ports; i++)
+        if (number_of(spec->ports[i]) && !hold_of(n, (uint16_t)number_of(spec->ports[i])))
+            (void)hold(n, (uint16_t)number_of(spec->ports[i])); /* it has bound it, most likely */
+}
+
+void node_ports_fini(struct node *n)
+{
+    for (size_t i = 0; i < n->n_holds; i++)
+        close(n->holds[i].fd);
+    free(n->holds);
+    n->holds = NULL;
+    n->n_holds = 0;
+}
+
+/* ---- finding ---- */
+
+/* What is held and not given was found a moment ago, for the same lease. */
+static bool take(void *arg, uint16_t port)
+{
+    struct node *n = arg;
+
+    return !is_given(n, port, NULL) && !hold_of(n, port) && hold(n, port);
+}
+
+static void drop(void *arg, uint16_t port)
+{
+    struct port_hold *h = hold_of(arg, port);
+
+    if (h)
+        let_go(arg, h);
+}
+
 /* count in a row from *from on; *from moves behind them. To the end of the numbers and once more
  * through all of them: what is not found then is not there. */
 static enum fl_status find_row(struct node *n, uint16_t *from, uint32_t count, uint32_t *out, struct fl_err *err)
 {
+    const struct port_taker taker = { take, drop, n };
     uint32_t have = 0, before = 0;
 
     for (unsigned around = 0; have < count;) {
         uint16_t port;
 
-        FL_TRY(node_port_free(n->addr.text, from, &port, err));
+        FL_TRY(node_port_free(n->addr.text, &taker, from, &port, err));
         around += port <= before;
         before = port;
         if (around > 1)
@@ -52,14 +139,10 @@ static enum fl_status find_row(struct node *n, uint16_t *from, uint32_t count, u
                            "are); end some, or "
                            "narrow net.ipv4.ip_local_port_range",
                            count, n->name, n->n_given);
-        if (is_given(n, port, NULL))
-            have = 0;
-        else if (have && port != out[have - 1] + 1) {
-            out[0] = port;
-            have = 1;
-        } else {
-            out[have++] = port;
-        }
+        if (have && port != out[have - 1] + 1)
+            for (; have; have--)
+                drop(n, (uint16_t)out[have - 1]);
+        out[have++] = port;
     }
     return FL_OK;
 }
@@ -74,6 +157,7 @@ enum fl_status node_ports_find(struct node *n, const Fl__LeasePrepare *m, uint32
     uint64_t lease = m->n_leases ? m->leases[0]->id : 0;
 
     given_forget(n, lease);
+    node_ports_settle(n);
     if (m->free_ports > NODE_PORTS_MAX || n->n_given + m->free_ports > FL_LEN(n->given))
         return fl_fail(err, FL_EXHAUSTED, "%u ports asked, at most %d at once, and %zu of %zu are given", m->free_ports,
                        NODE_PORTS_MAX, n->n_given, FL_LEN(n->given));
@@ -88,6 +172,7 @@ void node_ports_give(struct node *n, const Fl__LeasePrepare *m, const uint32_t *
         n->given[n->n_given].port = (uint16_t)ports[i];
         n->given[n->n_given++].lease = m->leases[0]->id;
     }
+    node_ports_settle(n);
 }
 
 static enum fl_status named_port(struct node *n, const Fl__WorkerSpec *spec, const char *port, struct fl_err *err)
@@ -103,11 +188,18 @@ static enum fl_status named_port(struct node *n, const Fl__WorkerSpec *spec, con
     if (is_given(n, number, spec))
         return fl_fail(err, FL_EXISTS, "port %u (%.*s) of node %s is given to other work that has not bound it yet; see furlong list ports",
                        number, len, port, n->name);
+    if (!hold(n, (uint16_t)number))
+        return fl_fail(err, FL_EXISTS,
+                       "port %u (%.*s) of node %s is given to work of another cluster on this host "
+                       "that has not bound it yet",
+                       number, len, port, n->name);
     return FL_OK;
 }
 
 enum fl_status node_ports_of_worker(struct node *n, Fl__WorkerSpec *spec, struct fl_err *err)
 {
+    if (spec->n_ports)
+        node_ports_settle(n);
     for (size_t i = 0; i < spec->n_ports; i++)
         if (strchr(spec->ports[i], '='))
             FL_TRY(named_port(n, spec, spec->ports[i], err));

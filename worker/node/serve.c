@@ -74,6 +74,7 @@ static void on_prepare(void *service, struct call_req *req, const struct wire_ms
             call_reply(req, b, (struct fl_bytes){ 0 });
         free((void *)(uintptr_t)b.data);
     } else {
+        node_ports_settle(n);
         refuse(req, &err);
     }
     fl__lease_prepare__free_unpacked(m, NULL);
@@ -159,6 +160,7 @@ static void on_release(void *service, struct call_req *req, const struct wire_ms
         end_work_on(n, m->ids[i]);
     }
     node_leases_sweep(n->leases);
+    node_ports_settle(n);
     r = req ? calloc(1, sizeof(*r) + m->n_ids * sizeof(r->ids[0])) : NULL;
     if (r) {
         r->node = n;

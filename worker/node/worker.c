@@ -272,6 +272,7 @@ static void over(struct worker *w)
     else
         worker_tell(w);
     node_leases_sweep(n->leases);
+    node_ports_settle(n);
     node_serve_releases(n);
     node_worker_over(n);
 }
@@ -659,6 +660,7 @@ static enum fl_status adopt_one(struct node *n, const char *name, struct fl_err 
         return st;
     }
     adopt_ready(w);
+    node_ports_again(n, w->spec);
     w->dirty = true;
     fl_info("worker adopted worker=\"%s\" dir=%s", w->name, w->dir);
     return FL_OK;
