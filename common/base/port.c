@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -55,13 +56,13 @@ static bool has_socket(const char *pid, const char *want)
 }
 
 /* The beginning of its command line, words apart by spaces; its name where it has none. */
-static void say_process(const char *pid, char *who, size_t cap)
+static void say_process(int pid, char *who, size_t cap)
 {
     char path[300], cmd[96] = "";
     size_t n = 0;
     FILE *f;
 
-    snprintf(path, sizeof(path), "/proc/%s/cmdline", pid);
+    snprintf(path, sizeof(path), "/proc/%d/cmdline", pid);
     f = fopen(path, "re");
     if (f) {
         n = fread(cmd, 1, sizeof(cmd) - 1, f);
@@ -72,29 +73,49 @@ static void say_process(const char *pid, char *who, size_t cap)
     for (size_t i = 0; i < n; i++)
         if (!cmd[i] || iscntrl((unsigned char)cmd[i]))
             cmd[i] = ' ';
-    snprintf(who, cap, "pid %s (%s)", pid, n ? cmd : "without a command line");
+    snprintf(who, cap, "pid %d (%s)", pid, n ? cmd : "without a command line");
+}
+
+static void each_holder(unsigned long inode, bool (*see)(void *arg, int pid), void *arg)
+{
+    char want[64];
+    DIR *proc = opendir("/proc");
+
+    snprintf(want, sizeof(want), "socket:[%lu]", inode);
+    for (struct dirent *p; proc && (p = readdir(proc));)
+        if (isdigit((unsigned char)p->d_name[0]) && has_socket(p->d_name, want) &&
+            !see(arg, atoi(p->d_name)))
+            break;
+    if (proc)
+        closedir(proc);
+}
+
+void fl_port_holders(uint16_t port, bool (*see)(void *arg, int pid), void *arg)
+{
+    unsigned long inode = listener_inode(port);
+
+    if (inode)
+        each_holder(inode, see, arg);
+}
+
+static bool note_pid(void *arg, int pid)
+{
+    *(int *)arg = pid;
+    return false;
 }
 
 bool fl_port_holder(uint16_t port, char *who, size_t cap)
 {
     unsigned long inode = listener_inode(port);
-    bool found = false;
-    char want[64];
-    DIR *proc;
+    int pid = 0;
 
     *who = 0;
     if (!inode)
         return false;
-    snprintf(want, sizeof(want), "socket:[%lu]", inode);
-    proc = opendir("/proc");
-    for (struct dirent *p; proc && !found && (p = readdir(proc));) {
-        found = isdigit((unsigned char)p->d_name[0]) && has_socket(p->d_name, want);
-        if (found)
-            say_process(p->d_name, who, cap);
-    }
-    if (proc)
-        closedir(proc);
-    if (!found)
+    each_holder(inode, note_pid, &pid);
+    if (pid)
+        say_process(pid, who, cap);
+    else
         snprintf(who, cap, "a process of another user");
     return true;
 }

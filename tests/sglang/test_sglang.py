@@ -176,6 +176,35 @@ def test_slow_start():
         whole(p, r)
 
 
+def test_another_clusters_server_is_not_taken_for_ours():
+    """Both were told the same port; the other's binds it first, while ours still loads. It is asked nothing but its health."""
+    with place() as p:
+        os.mkfifo(f"{p.root}/go")
+        with open(f"{p.root}/late", "w", encoding="utf-8") as f:
+            f.write(f"echo $1 >{p.root}/port; read x <{p.root}/go; port=$1; shift; exec {stand_in(p)} --port $port $*\n")
+        cmd = f"{BIN}/furlong-sglang --sglang-cmd 'sh {p.root}/late {{port}}'"
+        p.env["PYTHONPATH"] = f"{HERE}/fake"
+        r = Run(p, f"--trainer-cmd={BIN}/example-trainer", f"--rollout-cmd={cmd}", *SMALL, "--max-restarts=0")
+        mine = r.start()
+        port = wait_for("the port", lambda: os.path.exists(f"{p.root}/port") and open(f"{p.root}/port", encoding="ascii").read().strip(), 60)
+        env = {**p.env, "FURLONG_SGLANG_SOCKET": "@of-another-engine"}
+        other = subprocess.Popen([sys.executable, f"{HERE}/stand_in.py", "--model-path", model(p), "--notes", f"{p.root}/others", "--alone", "--port", port],
+                                 env=env, start_new_session=True)
+        try:
+            wait_for("the other one is met", lambda: f"port={port} by=\"pid {other.pid} (" in log(p, r), 60)
+        finally:
+            os.killpg(other.pid, 9)
+            other.communicate()
+        with open(f"{p.root}/go", "w", encoding="ascii") as f:
+            f.write("\n")
+        out, err = mine.communicate(timeout=120 * harness.SLOW)
+        assert mine.returncode == 0, (out, err, log(p, r))
+        whole(p, r)
+        if os.path.exists(f"{p.root}/others"):
+            with open(f"{p.root}/others", encoding="utf-8") as f:
+                assert {json.loads(x)[0] for x in f} <= {"/health"}, "asked for more"
+
+
 def test_it_comes_back():
     """Faults that one restart, or one more try, heals: the run ends well, and the reason was said."""
     rows = {  # the fault: what is said, restarts

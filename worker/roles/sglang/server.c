@@ -18,6 +18,7 @@
 #include "common/base/str.h"
 #include "common/conf/json.h"
 #include "transport/http/http.h"
+#include "worker/roles/sglang/owner.h"
 #include "worker/roles/sglang/shell.h"
 
 enum { LOOK_MS = 30000, STOP_MS = 5000, ANSWER_MAX = 64 << 20, OWN_PORTS = 4 };
@@ -201,6 +202,7 @@ static void command_make(struct fl_str *out, const struct sglang_opts *o, uint16
 static enum fl_status child_spawn(struct sglang_server *s, const char *command, struct fl_err *err)
 {
     FL_TRY(shell_start(command, -1, &s->pid, err));
+    (void)fl_pid_start_time(s->pid, &s->started, NULL); /* our child, not waited for: it is there */
     s->pidfd = (int)syscall(SYS_pidfd_open, s->pid, 0);
     return s->pidfd >= 0 ? FL_OK : fl_fail_errno(err, "watch the SGLang server");
 }
@@ -254,6 +256,8 @@ enum fl_status sglang_server_start(struct sglang_server *s, const struct sglang_
         return FL_OK;
     }
     FL_TRY(free_port(&port, err));
+    s->port = port;
+    s->socket = socket;
     snprintf(s->url, sizeof(s->url), "http://127.0.0.1:%u", port);
     loader = loader_dir(dir);
     if (loader) {
@@ -290,12 +294,27 @@ enum fl_status sglang_server_lives(struct sglang_server *s, struct fl_err *err)
                    (int)s->pid, i.si_status, strsignal(i.si_status));
 }
 
+static bool others_answer(struct sglang_server *s, struct fl_err *why)
+{
+    const struct owner_us us = { s->pid, s->socket, s->started };
+    char who[160];
+
+    if (!s->pid || sglang_port_owner(s->port, &us, who, sizeof(who)) != OWNER_OTHERS)
+        return false;
+    fl_fail(why, FL_AGAIN, "port %u is served by %s, which this engine did not start", s->port,
+            who);
+    if (!s->others_said)
+        fl_warn("another's server answers, ours is waited for port=%u by=\"%s\"", s->port, who);
+    s->others_said = true;
+    return true;
+}
+
 enum fl_status sglang_server_look(struct sglang_server *s, struct fl_err *err)
 {
     struct fl_err why = { 0 };
 
     FL_TRY(sglang_server_lives(s, err));
-    if (sglang_ask(s, "/health", NULL, LOOK_MS, NULL, &why) == FL_OK)
+    if (sglang_ask(s, "/health", NULL, LOOK_MS, NULL, &why) == FL_OK && !others_answer(s, &why))
         return FL_OK;
     FL_TRY(sglang_server_lives(s, err)); /* meanwhile */
     return fl_fail(err, FL_AGAIN, "%s", why.text);

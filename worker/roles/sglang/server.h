@@ -21,6 +21,10 @@ struct sglang_server {
     const char *headers[3];
     pid_t pid; /* 0: found, not started; leader of its own process group */
     int pidfd;
+    uint16_t port;      /* of our child */
+    uint64_t started;   /* it, as fl_pid_start_time() has it */
+    const char *socket; /* that it was given */
+    bool others_said;
     /* what it said of itself */
     char version[64], model[1024], weight_version[128], parallel[64],
         here[64];       /* here: our address as it sees us */
@@ -28,12 +32,12 @@ struct sglang_server {
     bool has_loader, has_saver;
 };
 
-/* --sglang-cmd: a shell runs it on a free port, socket in its environment; FL_AGAIN is what look
- * gives until it is healthy. --sglang-url: nothing is started. */
+/* --sglang-cmd: a shell runs it on a free port, socket (borrowed) in its environment; FL_AGAIN is
+ * what look gives until it is healthy. --sglang-url: nothing is started. */
 enum fl_status sglang_server_start(struct sglang_server *s, const struct sglang_opts *o,
                                    const char *socket, struct fl_err *err);
-/* FL_AGAIN: not healthy yet, err says in which way. FL_UNREACHABLE: our child has ended, and
- * how. */
+/* FL_AGAIN: not healthy yet, or another's server answers there; err says in which way.
+ * FL_UNREACHABLE: our child has ended, and how. */
 enum fl_status sglang_server_look(struct sglang_server *s, struct fl_err *err);
 /* Fills what it says of itself. */
 enum fl_status sglang_server_about(struct sglang_server *s, uint32_t ms, struct fl_err *err);
