@@ -177,6 +177,21 @@ def p100_the_first_process_waits_for_nobody():
             assert zombies() == ["furlong-head"] * n + ["furlong-node"] * n, zombies()
 
 
+def test_who_has_joined_ends_with_a_killed_keeper():
+    """Daemon and keepers are killed and nobody comes again; the shell in front of each program is ended by the kernel alone."""
+    with place() as p:
+        r = Run(p, "--num-rollout=100000", "--seed=3", f"--trainer-cmd=true; {BIN}/example-trainer", f"--rollout-cmd=true; {BIN}/example-engine")
+        train = r.start()
+        r.wait_step(0)
+        named = lambda *names: [pid for pid, cmd in p.processes() if os.path.basename(cmd.split()[0]) in names]
+        assert named("furlong-driver") and named("example-trainer") and named("example-engine"), p.processes()
+        for names in (("furlong", "furlong-head", "furlong-node"), ("furlong-keep",)):
+            for pid in named(*names):
+                os.kill(pid, signal.SIGKILL)
+        train.communicate()
+        wait_for("nobody", lambda: not p.processes())
+
+
 USERS = (23101, 23102)  # nobody else's
 
 

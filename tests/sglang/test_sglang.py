@@ -333,6 +333,21 @@ def test_its_name():
         wait_for("nothing left", lambda: p.left_behind() == [], 20)
 
 
+def test_nothing_is_left_when_daemon_and_keepers_are_killed():
+    """And no daemon comes again: each worker ends with its keeper, and the server with its adapter."""
+    with place() as p:
+        r = run(p, server=["--alone"], flags=["--num-rollout=1000"])
+        proc = r.start()
+        r.wait_step(0)
+        named = lambda *names: [pid for pid, cmd in p.processes() if os.path.basename(cmd.split()[0]) in names]
+        assert [c for _, c in p.processes() if "stand_in.py" in c] and len(named("furlong-keep")) == 3, p.processes()
+        for names in (("furlong", "furlong-head", "furlong-node"), ("furlong-keep",)):
+            for pid in named(*names):
+                os.kill(pid, 9)
+        proc.communicate()
+        wait_for("nobody", lambda: not p.processes())
+
+
 def test_usage():
     with place() as p:
         for words, why in {(): "give one of", ("--sglang-cmd=a", "--sglang-url=b"): "give one of", ("--sglang-url=b",): "begins with",

@@ -43,6 +43,8 @@ struct furlong {
     bool thread_up, by_env; /* by_env: holds the seat of this process */
     struct inbox inbox;
     struct client_memory memory;
+    int keeper_fd; /* -1: none above us */
+    struct fl_watch *keeper;
     struct client_uplink *up;
     struct client_peers *peers;
     struct client_watch *watch;
@@ -58,6 +60,10 @@ struct furlong {
 
 /* join.c: for tests, that seat several programs in one process. */
 enum fl_status client_join(struct client_seat *seat_take, struct furlong **out, struct fl_err *err);
+
+/* kept.c: a keeper that is killed takes this process along. Loop thread. */
+enum fl_status client_kept_open(struct furlong *f, struct fl_err *err);
+void client_kept_close(struct furlong *f);
 
 /* here.c: false in a forked child; err gets the sentence. f is looked at in the child's copy
  * alone. */

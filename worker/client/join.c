@@ -50,8 +50,10 @@ static void join_begin(struct client_sync *s)
 {
     struct furlong *f = container_of(s, struct joining, sync)->f;
     struct fl_err err;
-    enum fl_status st = client_weights_open(f, &err);
+    enum fl_status st = client_kept_open(f, &err);
 
+    if (st == FL_OK)
+        st = client_weights_open(f, &err);
     if (st == FL_OK)
         st = client_peers_open(f, &err);
     if (st == FL_OK)
@@ -72,6 +74,7 @@ enum fl_status client_join(struct client_seat *seat, struct furlong **out, struc
         return fl_fail(err, FL_EXHAUSTED, "no memory to join");
     }
     f->abi = FURLONG_ABI;
+    f->keeper_fd = -1;
     f->seat = *seat;
     *seat = (struct client_seat){ 0 };
     inbox_init(&f->inbox);
@@ -133,6 +136,7 @@ static void leave_begin(struct client_sync *s)
     client_peers_close(f);
     client_weights_close(f);
     client_uplink_close(f);
+    client_kept_close(f);
     client_sync_end(s, FL_OK, NULL);
 }
 

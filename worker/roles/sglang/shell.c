@@ -1,10 +1,12 @@
 #include "worker/roles/sglang/shell.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "common/base/fault.h"
@@ -27,37 +29,49 @@ static char **child_env(void)
     return env;
 }
 
+/* Between fork and exec: of a process with threads only what a signal handler may call. */
+static void __attribute__((noreturn))
+child_run(char *const argv[], char *const env[], int fd, pid_t parent)
+{
+    sigset_t none;
+
+    (void)setpgid(0, 0);
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(127);
+    if (fd == CHILD_FD ? fcntl(fd, F_SETFD, 0) < 0 : fd >= 0 && dup2(fd, CHILD_FD) < 0)
+        _exit(127);
+    for (int i = 1; i < NSIG; i++)
+        (void)signal(i, SIG_DFL); /* the two that cannot be caught are so already */
+    sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
+    execve(argv[0], argv, env);
+    _exit(127);
+}
+
 enum fl_status shell_start(const char *command, int fd, pid_t *out, struct fl_err *err)
 {
     char *argv[] = { (char[]){ "/bin/sh" }, (char[]){ "-c" }, (char *)(uintptr_t)command, NULL };
     char **env = child_env();
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t attr;
-    sigset_t none, all;
-    pid_t pid = 0;
+    pid_t me = getpid(), pid;
+    sigset_t all, before;
 
     if (!env)
         return fl_fail(err, FL_EXHAUSTED, "no memory for an environment");
-    sigemptyset(&none);
     sigfillset(&all);
-    posix_spawn_file_actions_init(&files);
-    if (fd >= 0)
-        posix_spawn_file_actions_adddup2(&files, fd, CHILD_FD);
-    posix_spawnattr_init(&attr);
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK |
-                                        POSIX_SPAWN_SETSIGDEF);
-    posix_spawnattr_setpgroup(&attr, 0);
-    posix_spawnattr_setsigmask(&attr, &none);
-    posix_spawnattr_setsigdefault(&attr, &all);
-    int why =
-        FL_FAULT("sglang.spawn") ? EAGAIN : posix_spawn(&pid, argv[0], &files, &attr, argv, env);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of ours runs in the child */
+    errno = EAGAIN;
+    pid = FL_FAULT("sglang.spawn") ? -1 : fork();
+    if (pid == 0)
+        child_run(argv, env, fd, me);
+    int why = errno;
 
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     free(env);
-    posix_spawnattr_destroy(&attr);
-    posix_spawn_file_actions_destroy(&files);
     errno = why;
-    if (why)
+    if (pid < 0)
         return fl_fail_errno(err, "start %s", command);
+    (void)setpgid(pid, pid); /* whichever of us comes first */
     *out = pid;
     return FL_OK;
 }

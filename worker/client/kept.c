@@ -1,0 +1,85 @@
+/* The keeper above this process, watched: one that is killed takes us along.
+ *
+ * A keeper that ends by itself has ended its tree before. Killed, it leaves that to the daemon, and
+ * where that one was killed too there would be nobody: the kernel ends the keeper's own child,
+ * which is mostly a shell in front of us. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "common/base/log.h"
+#include "worker/client/client.h"
+
+enum { PARENTS_MAX = 32 };
+#define KEEPER "furlong-keep"
+
+/* False: it is gone. */
+static bool look(int pid, char name[32], int *parent)
+{
+    char path[64], line[512] = "";
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    f = fopen(path, "re");
+    if (!f)
+        return false;
+    bool ok = fgets(line, sizeof(line), f) != NULL;
+    fclose(f);
+    char *from = strchr(line, '('), *to = strrchr(line, ')'); /* a name may hold either */
+
+    if (!ok || !from || !to || sscanf(to + 1, " %*c %d", parent) != 1)
+        return false;
+    snprintf(name, 32, "%.*s", (int)(to - from - 1), from + 1);
+    return true;
+}
+
+/* 0: there is none above us that can be seen, as in a container that a worker started. */
+static int keeper_above(void)
+{
+    char name[32];
+    int pid = getpid(), parent;
+
+    for (int i = 0; i < PARENTS_MAX && pid > 1 && look(pid, name, &parent); i++) {
+        if (strcmp(name, KEEPER) == 0)
+            return pid;
+        pid = parent;
+    }
+    return 0;
+}
+
+static void keeper_gone(void *arg, unsigned events)
+{
+    struct furlong *f = arg;
+
+    (void)events;
+    fl_error("keeper was killed, this process ends worker=%s", f->seat.name);
+    (void)kill(getpid(), SIGKILL);
+}
+
+enum fl_status client_kept_open(struct furlong *f, struct fl_err *err)
+{
+    int keeper = keeper_above();
+
+    if (!keeper)
+        return FL_OK;
+    f->keeper_fd = (int)syscall(SYS_pidfd_open, keeper, 0);
+    if (f->keeper_fd < 0) { /* forbidden in some containers; the daemon sees it, too */
+        fl_warn("keeper is not watched pid=%d errno=%d", keeper, errno);
+        return FL_OK;
+    }
+    if (keeper_above() != keeper) /* it ended in between, and the number may be another's */
+        keeper_gone(f, 0);
+    return fl_watch_create(f->loop, f->keeper_fd, POLLIN, keeper_gone, f, &f->keeper, err);
+}
+
+void client_kept_close(struct furlong *f)
+{
+    fl_watch_destroy(f->keeper);
+    f->keeper = NULL;
+    if (f->keeper_fd >= 0)
+        close(f->keeper_fd);
+    f->keeper_fd = -1;
+}
