@@ -716,6 +716,45 @@ static void ports_of_two_daemons(void **state)
     t_int_eq(t_open_fds(), fds);
 }
 
+/* Their leases are known by the file, what was given with them is not. */
+static void ports_of_adopted_workers(void **state)
+{
+    static struct node n = { .addr.text = "127.0.0.1", .name = "a" },
+                       other = { .addr.text = "127.0.0.1" };
+    static uint32_t got[NODE_PORTS_MAX], first[NODE_PORTS_MAX];
+    Fl__LeasePrepare m = FL__LEASE_PREPARE__INIT;
+    Fl__WorkerSpec spec = FL__WORKER_SPEC__INIT;
+    struct worker w = { .node = &n, .spec = &spec };
+    struct ledger d;
+    struct fl_err err;
+
+    (void)state;
+    ledger_init(&d, "adopted");
+    n.leases = other.leases = d.leases;
+    m.has_free_ports = m.has_port_block = true;
+    m.free_ports = m.port_block = 4;
+    t_ok(node_ports_find(&n, &m, first, &err), &err);
+    spec.role = "rollout";
+    spec.has_master_port = true;
+    spec.master_port = first[0];
+    HASH_ADD(hh, n.workers, who, sizeof(w.who), &w);
+    node_ports_fini(&n); /* the earlier daemon */
+    node_ports_again(&n, &spec);
+    t_int_eq(n.n_holds, 4);
+    for (int i = 0; i < 2; i++) {
+        t_ok(node_ports_find(i ? &other : &n, &m, got, &err), &err);
+        for (unsigned k = 0; k < 4; k++)
+            t_true(got[k] < first[0] || got[k] > first[3], "%u is the engine's", got[k]);
+    }
+    w.gone = true;
+    node_ports_settle(&n);
+    t_int_eq(n.n_holds, 0);
+    HASH_CLEAR(hh, n.workers);
+    node_ports_fini(&n);
+    node_ports_fini(&other);
+    ledger_fini(&d);
+}
+
 static void leases_refused(void **state)
 {
     static const struct row {
@@ -897,6 +936,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ports_of_many),
         cmocka_unit_test(ports_end),
         cmocka_unit_test(ports_of_two_daemons),
+        cmocka_unit_test(ports_of_adopted_workers),
         cmocka_unit_test(identity),
         cmocka_unit_test(identity_under_faults),
         cmocka_unit_test(leases_refused),

@@ -135,9 +135,14 @@ static uint32_t device_index(const struct env *e, const Fl__WorkerSpec *s)
     return at < 0 ? s->local_rank : (uint32_t)at;
 }
 
+bool node_is_engine(const Fl__WorkerSpec *s)
+{
+    return strcmp(s->role, "trainer") && strcmp(s->role, "critic");
+}
+
 static void set_ranks(struct env *e, const Fl__WorkerSpec *s, const struct fl_addr *addr)
 {
-    if (strcmp(s->role, "trainer") && strcmp(s->role, "critic"))
+    if (node_is_engine(s))
         return; /* an engine would take them for its own */
     env_set(e, "MASTER_ADDR", s->master_addr && *s->master_addr ? s->master_addr : addr->text);
     if (s->master_port)
@@ -167,8 +172,8 @@ static void set_address(struct env *e, const struct fl_addr *addr)
 
 static void set_ports(struct env *e, const Fl__WorkerSpec *s)
 {
-    if (s->master_port && strcmp(s->role, "trainer") && strcmp(s->role, "critic"))
-        env_set_u(e, "FURLONG_BASE_PORT", s->master_port); /* an engine's: the first of four in a row */
+    if (s->master_port && node_is_engine(s))
+        env_set_u(e, "FURLONG_BASE_PORT", s->master_port);
     for (size_t i = 0; i < s->n_ports; i++) {
         char name[64] = "FURLONG_PORT_";
         size_t at = strlen(name);

@@ -15,6 +15,10 @@ struct node_env_in {
     const char *python_path; /* in front of PYTHONPATH; NULL or "": nothing */
     int seat_fd;
 };
+/* An engine meets its likes at a port of its own, the first of NODE_ENGINE_PORTS in a row; all
+ * trainers at one. */
+enum { NODE_ENGINE_PORTS = 4 };
+bool node_is_engine(const Fl__WorkerSpec *spec);
 /* *out: ended by NULL, node_env_free(). FL_INVALID: a name with '=' or none. */
 enum fl_status node_env_make(const struct node_env_in *in, char ***out, struct fl_err *err);
 void node_env_free(char **env);

@@ -8,6 +8,7 @@
 
 #include "common/base/log.h"
 #include "common/base/port.h"
+#include "worker/node/env.h"
 
 enum { PORTS_FROM = 20000 };
 
@@ -26,15 +27,29 @@ static void given_forget(struct node *n, uint64_t lease)
             n->given[i] = n->given[--n->n_given];
 }
 
+/* Where it meets its likes. Those were given with its lease, but the lease's own list goes with the
+ * daemon, and an engine that is still loading outlives that. */
+static bool meets_at(const Fl__WorkerSpec *s, uint32_t port)
+{
+    if (!s->master_port || port < s->master_port)
+        return false;
+    uint32_t n = node_is_engine(s) ? NODE_ENGINE_PORTS : 1;
+
+    return port - s->master_port < n;
+}
+
 static bool is_given(const struct node *n, uint32_t port, const Fl__WorkerSpec *but)
 {
     for (size_t i = 0; i < n->n_given; i++)
         if (n->given[i].port == port)
             return true;
-    for (const struct worker *w = n->workers; w; w = w->hh.next)
+    for (const struct worker *w = n->workers; w; w = w->hh.next) {
+        if (!w->gone && meets_at(w->spec, port))
+            return true;
         for (size_t i = 0; i < w->spec->n_ports && !w->gone && w->spec != but; i++)
             if (number_of(w->spec->ports[i]) == port)
                 return true;
+    }
     return false;
 }
 
@@ -86,11 +101,19 @@ void node_ports_settle(struct node *n)
             let_go(n, &n->holds[i]);
 }
 
+static void hold_again(struct node *n, uint32_t port)
+{
+    if (port && port <= 65535 && !hold_of(n, (uint16_t)port))
+        (void)hold(
+            n, (uint16_t)port); /* where another has it by now, ours has bound it, most likely */
+}
+
 void node_ports_again(struct node *n, const Fl__WorkerSpec *spec)
 {
     for (size_t i = 0; i < spec->n_ports; i++)
-        if (number_of(spec->ports[i]) && !hold_of(n, (uint16_t)number_of(spec->ports[i])))
-            (void)hold(n, (uint16_t)number_of(spec->ports[i])); /* it has bound it, most likely */
+        hold_again(n, number_of(spec->ports[i]));
+    for (uint32_t i = 0; meets_at(spec, spec->master_port + i); i++)
+        hold_again(n, spec->master_port + i);
 }
 
 void node_ports_fini(struct node *n)
