@@ -1,5 +1,5 @@
 /* transport/link/ipc_priv.h - the link inside one host's devices: keys and views (ipc_key.c), pulls
- * (cuda_ipc.c) */
+ * (ipc_pull.c), and when they end (cuda_ipc.c) */
 #pragma once
 #include <sys/queue.h>
 #include "transport/link/dev_priv.h"
@@ -51,7 +51,7 @@ struct ipc_pull {
 struct ipc_table {
     uint64_t key[2], used;
     struct dev_table t;
-    struct dev_stretch *far; /* copied so from another device, and t digests; NULL: t moves */
+    struct dev_stretch *far;      /* copied so from another device, and t digests; NULL: t moves */
     size_t n_far, far_cut, t_cut; /* cut: so many of them, and of t's pieces, come before the end */
 };
 enum ipc_state { IPC_OPENING, IPC_OPEN, IPC_BROKEN };
@@ -74,6 +74,12 @@ struct ipc {
     struct fl_task poll;
     struct fl_timer look;
 };
+/* cuda_ipc.c: what a pull is expected to take. */
+uint64_t ipc_copy_ns(const struct link_place *from, const struct link_place *to, uint64_t bytes);
+enum fl_status ipc_pull(struct link *base, const struct link_mem *theirs,
+                        const struct link_mem *mine, const struct link_seg *segs, size_t n,
+                        uint64_t (*digests)[2], struct link_op *op, struct fl_err *err);
+void ipc_table_drop(struct ipc *k, struct ipc_table *t);
 enum fl_status ipc_share(struct link *k, const struct link_mem *mine, struct link_key *out,
                          struct fl_err *err);
 enum fl_status ipc_map(struct link *k, const struct link_key *theirs, bool writable,
