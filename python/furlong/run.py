@@ -8,6 +8,7 @@ from . import _core, _data
 from .blob import buffer, read
 from .errors import BY_STATUS, Cancelled, Error, Internal, Unsupported
 
+_NEVER_REFUSED = ("pause", "commit")  # to the library any answer is a yes: see furlong_weights_commit()
 LATER = object()  # a handler's answer: it keeps the event and answers it itself
 _current = None
 _lock = threading.Lock()
@@ -125,7 +126,9 @@ class Run(_core.Run):
 
         handlers  by method of a call, or by "pause", "commit", "resume", "offload", "onload", "squeeze", "stop". What
                   one returns is the answer: None, JSON, bytes, (body, blob), or LATER. An exception refuses the call.
-                  Events without a handler are answered empty, calls without one refused.
+                  Events without a handler are answered empty, calls without one refused. "pause" and "commit" cannot be
+                  refused: what their handlers raise leaves serve(), for an engine that has not stopped, or does not
+                  serve what it says, must end; its next attempt is filled.
         idle      called when nothing waits, between any two events; it returns whether it has more to do"""
         busy = idle is not None
         while True:
@@ -159,7 +162,7 @@ class Run(_core.Run):
                 got = int(got or 0).to_bytes(8, "little")
             ev.reply(*(got if isinstance(got, tuple) else (got,)))
         except Exception as e:  # noqa: whoever asked hears of it, whatever it is
-            if ev.answered:
+            if ev.answered or ev.what in _NEVER_REFUSED:
                 raise
             ev.refuse(e)
 

@@ -190,6 +190,22 @@ def test_a_thousand_updates():
         raises(furlong.Invalid, "999999", lambda: run.update(t, e, 999999, budget=10))
 
 
+def test_a_commit_that_fails_ends_the_engine():
+    """It would go on with the old weights in its hands and the new number on them."""
+    with workers("trainer", role="trainer") as t, workers("engine", restarts=2) as e:
+        t.ask_all("train", {"version": 1}, budget=60)
+        run.update(t, e, 1, budget=60)
+        first = e.member(0)["attempt"]
+        e.ask_all("break", budget=20)
+        t.ask_all("train", {"version": 2}, budget=60)
+        with contextlib.suppress(furlong.Error):  # it may be gone before the update is over
+            run.update(t, e, 2, budget=60)
+        wait_for("its next attempt", lambda: e.member(0)["attempt"] > first and e.member(0)["state"] == "live")
+        e.wait(60)
+        s = e.ask_all("look", budget=20)[0].json()
+        assert (s["version"], s["commits"]) == (2, 1) and all(x == [2, 2] for x in s["ends"].values()), s
+
+
 def test_tensors_that_differ():
     with workers("trainer", role="trainer") as t, workers("engine --other") as e:
         assert t.ask_all("who") and e.ask_all("look")[0].json()["version"] is None  # both sides are in the plane

@@ -132,6 +132,8 @@ def engine(run):
     seen = []
 
     def commit(ev):
+        if "breaks" in held:
+            raise ValueError("no room for it here")
         w.commit(ev)
         seen.append(ev.version)
 
@@ -141,7 +143,7 @@ def engine(run):
         ends = {n: [memoryview(w.data(n)).cast("B").cast("f")[i] for i in (0, -1)] for n in SHAPES}
         return {"version": w.version, "digest": w.digest, "ends": ends, "commits": len(seen), "readonly": w.data("b").readonly}
 
-    run.serve({**common, "commit": commit, "look": look})
+    run.serve({**common, "commit": commit, "look": look, "break": lambda ev: held.append("breaks")})
 
 
 def quits(run):
