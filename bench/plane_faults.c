@@ -22,6 +22,14 @@ static void expect(bool holds, const char *what)
            d->rep.n_left_behind, d->rep.first_left_behind.text, d->why.text);
 }
 
+/* In a line of JSON. */
+static const char *unquoted(char *text)
+{
+    for (char *c = text; *c; c++)
+        *c = *c == '"' ? '\'' : *c;
+    return text;
+}
+
 /* ---- what happens to somebody who has come to a phase ---- */
 
 enum how { KILL, STOP, CUT, BREAK, KILL_TRAINER, HOWS };
@@ -187,7 +195,7 @@ static void lose_engine(const struct phase *p, enum how how)
     expect(took < DUE_MS + ANSWER_MS + SLACK_MS, "and the update is over");
     expect(serves_whole(first, d->version, d->version), "the other one serves it");
     printf("{\"name\":\"%s\",\"other_ms\":%.1f,\"ms\":%.1f,\"says\":\"%.200s\"}\n", row, flipped,
-           took, d->rep.first_left_behind.text);
+           took, unquoted(d->rep.first_left_behind.text));
     fflush(stdout);
     if (how == CUT || how == BREAK) /* alone, and served from by whoever reaches it */
         expect(serves_whole(second, d->version - 1, p->may_have ? d->version : d->version - 1),
@@ -260,7 +268,7 @@ static void lose_trainer(const struct loss *l, enum xfer_slots slots)
     check_left(l, second, slots);
     plane_look(first, &e);
     printf("{\"name\":\"%s\",\"ms\":%.1f,\"says\":\"%.160s\",\"engine\":\"%.160s\"}\n", row, took,
-           d->why.text, e.says);
+           unquoted(d->why.text), unquoted(e.says));
     fflush(stdout);
     if (d->trainer.pid)
         plane_gone(&d->trainer, "killed by signal 9");
