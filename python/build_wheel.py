@@ -86,7 +86,8 @@ def main():
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     folder, out = os.path.join(sys.argv[1], "python", "furlong"), sys.argv[2] if len(sys.argv) > 2 else "."
-    modules = sorted(x for x in os.listdir(folder) if x.startswith("_core.") and x.endswith(".so")) if os.path.isdir(folder) else []
+    inside = os.listdir(folder) if os.path.isdir(folder) else []
+    modules = sorted(x for x in inside if x.startswith("_core.") and x.endswith(".so"))
     if not modules:
         sys.exit(f"{folder} holds no module: run ninja, and see -Dpython_for")
     os.makedirs(out, exist_ok=True)

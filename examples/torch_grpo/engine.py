@@ -15,7 +15,8 @@ from model import Cache, Qwen3
 
 def options():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--hf-checkpoint", required=True, help="folder with config.json and tokenizer.json; weights come from the trainer")
+    p.add_argument("--hf-checkpoint", required=True,
+                   help="folder with config.json and tokenizer.json; weights come from the trainer")
     p.add_argument("--max-running", type=int, default=256, help="sequences in one step")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="the trainer's")
@@ -117,7 +118,8 @@ class Engine:
     def generate(self, ev):
         body = ev.json()
         version = None if self.serves is None else self.serves[0]
-        for key, bad in {"version": lambda want: version != want, "version_at_least": lambda want: (version or 0) < want}.items():
+        for key, bad in {"version": lambda want: version != want,
+                         "version_at_least": lambda want: (version or 0) < want}.items():
             if key in body and (version is None or bad(body[key])):
                 raise furlong.Stale(f"{key} {body[key]} was asked for, {'none' if version is None else version} serves")
         if version is None:
@@ -169,7 +171,8 @@ class Engine:
         logp = torch.log_softmax(logits / scale[:, None], -1)
         drawn = torch.stack([torch.rand(logp.shape[1], generator=s.random) for s in seqs])
         greedy = torch.tensor([s.request.temperature == 0 for s in seqs])
-        chosen = torch.where(greedy[:, None], logp, logp - torch.log(-torch.log(drawn.clamp(1e-20, 1 - 1e-7)))).argmax(-1)
+        gumbel = -torch.log(-torch.log(drawn.clamp(1e-20, 1 - 1e-7)))
+        chosen = torch.where(greedy[:, None], logp, logp + gumbel).argmax(-1)
         for s, token, p in zip(seqs, chosen.tolist(), logp.gather(1, chosen[:, None])[:, 0].tolist()):
             s.add(token, p, self.serves, self.tokenizer.ends)
 

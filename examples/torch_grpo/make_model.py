@@ -26,7 +26,8 @@ def write(folder, prompts, seed=0, dim=64, layers=2, heads=4, kv_heads=2, head_d
     letters = alphabet(prompts)
     vocab = {"<end>": 0, **{c: i for i, c in enumerate(letters, 1)}}
     os.makedirs(folder, exist_ok=True)
-    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": len(vocab), "hidden_size": dim,
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": len(vocab),
+              "hidden_size": dim,
               "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads,
               "num_key_value_heads": kv_heads, "head_dim": head_dim, "max_position_embeddings": max_len,
               "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "attention_bias": False,

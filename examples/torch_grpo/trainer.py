@@ -34,8 +34,8 @@ def options():
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     p.add_argument("--give", default="slots", choices=("slots", "arena", "own"),
-                   help="slots: parameters become the plane's memory; arena: they stay where they are, in memory that engines "
-                        "map; own: the same in PyTorch's own memory")
+                   help="slots: parameters become the plane's memory; arena: they stay where they are, in memory that "
+                        "engines map; own: the same in PyTorch's own memory")
     p.add_argument("--fake-device", action="store_true", help="weights lie on a device of FURLONG_GPU=fake")
     return p.parse_args()
 
@@ -55,7 +55,8 @@ class Batch:
         self.n_tokens = ends[-1]
 
     def padded(self, chosen, device):
-        """tokens, the engine's log probabilities, which places are answers, advantages; places are of tokens 1, 2, ..."""
+        """tokens, the engine's log probabilities, which places are answers, advantages; places are of tokens 1, 2,
+        ..."""
         most = max(self.lengths[s] for s in chosen)
         tokens, old = torch.zeros(len(chosen), most, dtype=torch.long), torch.zeros(len(chosen), most - 1)
         answer = torch.zeros(len(chosen), most - 1, dtype=torch.bool)
@@ -77,7 +78,8 @@ class Trainer:
             self.model = Qwen3(self.config).to(self.device, getattr(torch, args.dtype))
         hf.load(self.model, args.hf_checkpoint)
         if run.world > 1:
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", rank=run.rank, world_size=run.world,
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo",
+                                    rank=run.rank, world_size=run.world,
                                     init_method=f"tcp://{run.master_addr}:{run.master_port}")
         self.params = dict(self.model.named_parameters())
         stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
@@ -165,7 +167,8 @@ class Trainer:
             loss = ((each * answer).sum(1) / answer.sum(1).clamp(min=1)).sum() / whole
             loss.backward()
             with torch.no_grad():
-                sums += torch.tensor([loss, ((logp - old).abs() * answer).sum(), (entropy * answer).sum(), answer.sum()],
+                sums += torch.tensor([loss, ((logp - old).abs() * answer).sum(), (entropy * answer).sum(),
+                                      answer.sum()],
                                      dtype=torch.float64)
         for p in self.params.values():
             if p.grad is None:

@@ -44,7 +44,8 @@ class Arena:
         return self._run._move(tags_of(tags), False)
 
 
-_TORCH = {"weights": "_weights", "kv_cache": "_kv_cache", "cuda_graph": "_cuda_graph", "optimizer": "_optimizer", "default": ""}
+_TORCH = {"weights": "_weights", "kv_cache": "_kv_cache", "cuda_graph": "_cuda_graph",
+          "optimizer": "_optimizer", "default": ""}
 
 
 def torch_pool(tag):
@@ -54,7 +55,8 @@ def torch_pool(tag):
     if tag not in _TORCH:
         raise ValueError(f"no tag {tag!r}: {', '.join(_TORCH)}")
     library = os.path.join(os.path.dirname(_core.__file__), "libfurlong.so.1")
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(library, "furlong_torch_alloc" + _TORCH[tag], "furlong_torch_free")
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        library, "furlong_torch_alloc" + _TORCH[tag], "furlong_torch_free")
     pool = torch.cuda.MemPool(allocator.allocator())
     pool.furlong_allocator = allocator  # lives as long as the pool
     return pool

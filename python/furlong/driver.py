@@ -63,8 +63,8 @@ class Group:
         return [Answer(*a) for a in self._core._ask_all(method, _data.pack(body), buffer(blob), budget)]
 
 
-def update(run, source, target, version, set="policy", mode=None, least_engines=0, budget=120.0, slots=0, bucket_bytes=0,
-           dir=None):
+def update(run, source, target, version, set="policy", mode=None, least_engines=0, budget=120.0, slots=0,
+           bucket_bytes=0, dir=None):
     """Moves a published version from one group to another: a dict of version, digest, bytes, seconds, who was left."""
     r = run._update(source._core, target._core, version, set, mode, least_engines, budget, slots, bucket_bytes, dir)
     r["digest"] = "%016x%016x" % r["digest"]

@@ -38,7 +38,8 @@ class Event(_core.Event):
         if isinstance(why, Error):
             self._refuse(why.status, str(why))
         else:
-            self._refuse(Internal.status, f"{type(why).__name__}: {why}" if isinstance(why, BaseException) else str(why))
+            self._refuse(Internal.status,
+                         f"{type(why).__name__}: {why}" if isinstance(why, BaseException) else str(why))
 
 
 class Answer:

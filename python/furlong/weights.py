@@ -180,8 +180,8 @@ class Plane:
 
     def offer(self, named, set="policy", slots=0, fixed_addresses=False, stream=None, device=None, in_place=False):
         """named: name -> tensor with its first values (torch, numpy, a buffer, anything with DLPack), a Shard,
-        (dtype, shape) for zeros, or (pointer, dtype, shape). Any strides: what does not lie contiguous is copied to where
-        it will.
+        (dtype, shape) for zeros, or (pointer, dtype, shape). Any strides: what does not lie contiguous is copied to
+        where it will.
 
         The weights lie where these tensors do, or on `device`, an index into run.devices (PyTorch's own, where the
         process sees its own devices alone). stream: the CUstream on which they are written, as a number
@@ -196,7 +196,8 @@ class Plane:
             t = t.data if isinstance(t, Shard) else t
             if device is None and getattr(t, "is_cuda", False):
                 device = t.device.index
-        entries = [e if e[0] not in strided else (e[0], None, e[2] or _core_dtype(e[0], e[1]), *e[3:]) for e in _entries(named)]
+        entries = [e if e[0] not in strided else (e[0], None, e[2] or _core_dtype(e[0], e[1]), *e[3:])
+                   for e in _entries(named)]
         w = Weights(self._run._weights(True, set, entries, slots, fixed_addresses, stream, False, None,
                                        _device(device, stream), in_place), named if in_place else ())
         for name, t in strided.items():

@@ -1,7 +1,8 @@
-"""Variables that the installed SGLang does not read, each with the nearest that it does: python3 -m furlong_sglang.names
+"""Variables that the installed SGLang does not read, each with the nearest that it does
 
-Started by furlong-sglang beside the server, with the same Python and the same environment. Releases rename variables, and an old
-name is passed over without a word. Nothing of SGLang is imported: its sources are read."""
+python3 -m furlong_sglang.names: started by furlong-sglang beside the server, with the same Python and the same
+environment. Releases rename variables, and an old name is passed over without a word. Nothing of SGLang is imported:
+its sources are read."""
 import difflib
 import importlib.metadata
 import importlib.util
@@ -46,7 +47,8 @@ def notes(environ):
         if name not in known:
             near = difflib.get_close_matches(name.partition("_")[2], bare, 1)
             said.append(f"note: SGLang {version()} does not read the variable {name}"
-                        + (f"; the nearest that it reads is {bare[near[0]]}" if near else "") + " (furlong job env shows what was given)")
+                        + (f"; the nearest that it reads is {bare[near[0]]}" if near else "")
+                         + " (furlong job env shows what was given)")
     return said
 
 
