@@ -246,6 +246,8 @@ static enum fl_status fake_chunk_export(struct gpu *g, const struct gpu_chunk *c
 static enum fl_status fake_chunk_import(struct gpu *g, int fd, uint64_t bytes,
                                         struct gpu_chunk *out, struct fl_err *err)
 {
+    if (FL_FAULT("gpu.import"))
+        return fl_fail(err, FL_DENIED, "import to device %s: not permitted", g->info.uuid);
     off_t size = lseek(fd, 0, SEEK_END);
     int got = size == (off_t)bytes ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
 

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/base/fault.h"
@@ -17,7 +18,7 @@
 #include "common/gpu/probe.h"
 #include "common/gpu/probe_priv.h"
 
-enum { PATTERN = 0x5a, LOOK_BYTES = 4096, PEER_FD = 3, PEER_WAIT_S = 20 };
+enum { PATTERN = 0x5a, LOOK_BYTES = 4096, PEER_FD = 3, PEER_WAIT_S = 20, PEER_LEAVES = 300 };
 struct ask { /* to the second process; with a descriptor: a chunk, without: a handle */
     char uuid[GPU_UUID_BYTES];
     struct gpu_handle handle;
@@ -191,9 +192,11 @@ static enum fl_status ask_peer(int sock, const struct ask *a, int fd, struct fl_
     }
     if (sendmsg(sock, &m, MSG_NOSIGNAL) != (ssize_t)sizeof(*a))
         return fl_fail_errno(err, "the second process is gone");
-    if (receive(sock, &t, sizeof(t), &none) != (ssize_t)sizeof(t))
+    if (receive(sock, &t, sizeof(t), &none) != (ssize_t)sizeof(t)) {
+        (void)shutdown(sock, SHUT_RDWR); /* a late answer would be the next question's */
         return fl_fail(err, FL_UNREACHABLE, "the second process gave no answer in %d s",
                        PEER_WAIT_S);
+    }
     t.text[sizeof(t.text) - 1] = 0;
     return t.status == FL_OK
                ? FL_OK
@@ -304,6 +307,20 @@ static void look_at_peers(const struct gpu_ops *ops, struct gpu_found *f, size_t
             ops->close(g[i]);
 }
 
+/* One that hangs in the driver may not even die: it goes when we do (PR_SET_PDEATHSIG). */
+static void end_peer(pid_t pid)
+{
+    const struct timespec nap = { .tv_nsec = 10000000 };
+
+    for (unsigned i = 0; i < 2 * PEER_LEAVES; i++) {
+        if (waitpid(pid, NULL, WNOHANG) != 0) /* it has gone, or somebody else has waited for it */
+            return;
+        if (i == PEER_LEAVES)
+            (void)kill(pid, SIGKILL); /* not yet waited for: the number is still its own */
+        nanosleep(&nap, NULL);
+    }
+}
+
 static enum fl_status probe_all(struct gpu_found *out, size_t *n, struct fl_err *err)
 {
     struct gpu_info all[GPU_MAX];
@@ -323,8 +340,7 @@ static enum fl_status probe_all(struct gpu_found *out, size_t *n, struct fl_err 
     if (st == FL_OK)
         look_at_peers(ops, out, count);
     close(sock); /* the peer leaves */
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        ;
+    end_peer(pid);
     if (st == FL_OK)
         *n = count;
     return st;
