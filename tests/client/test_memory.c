@@ -2,7 +2,9 @@
  * moves all of it */
 #include <furlong/torch.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include "tests/gpu/mem.h"
 #include "tests/t.h"
@@ -255,9 +257,53 @@ static void slots_fail_without_a_trace(void **state)
     t_int_eq(device_bytes(0), 0);
 }
 
+static atomic_bool over;
+
+static void *allocates(void *arg)
+{
+    (void)arg;
+    while (!atomic_load(&over)) {
+        void *p = furlong_torch_alloc(4 * MIB, 0, NULL);
+
+        furlong_torch_free(p, 4 * MIB, 0, NULL);
+    }
+    return NULL;
+}
+
+/* A data loader that is forked frees tensors that it has inherited, whatever the other threads were
+ * about when it was. */
+static void a_forked_child_frees_nothing(void **state)
+{
+    void *p = furlong_torch_alloc(MIB, 0, NULL);
+    pthread_t other;
+
+    (void)state;
+    t_int_eq(pthread_create(&other, NULL, allocates, NULL), 0);
+    for (unsigned i = 0; i < 200; i++) {
+        pid_t pid = fork();
+        int status;
+
+        if (pid == 0) {
+            (void)alarm(20); /* one that waits for a thread that it does not have */
+            furlong_torch_free(p, MIB, 0, NULL);
+            bool refused = furlong_torch_alloc(100, 0, NULL) == NULL &&
+                           strstr(furlong_torch_error(), "fork") != NULL &&
+                           furlong_torch_offload(FURLONG_TAG_DEFAULT, NULL) == -1;
+            _exit(refused ? 0 : 1);
+        }
+        t_int_eq(waitpid(pid, &status, 0), pid);
+        t_int_eq(status, 0, "child %u", i);
+    }
+    atomic_store(&over, true);
+    pthread_join(other, NULL);
+    furlong_torch_free(p, MIB, 0, NULL);
+    t_int_eq(device_bytes(0), 0);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_forked_child_frees_nothing),
         cmocka_unit_test(one_offload_moves_host_and_devices),
         cmocka_unit_test(how_tags_are_kept_goes_for_all),
         cmocka_unit_test(torch_lies_in_the_same_arena),

@@ -13,6 +13,22 @@ static struct {
     struct arena *a;
 } arenas[GPU_MAX];
 static size_t n_arenas;
+static atomic_bool forked;
+
+static void in_child(void)
+{
+    atomic_store(&forked, true);
+}
+
+/* The child of a fork has no device, and none of the threads that may hold a lock. */
+enum fl_status arena_here(struct fl_err *err)
+{
+    return atomic_load(&forked)
+               ? fl_fail(err, FL_UNSUPPORTED,
+                         "arena: the child of a fork cannot use its parent's device: start it anew "
+                         "(spawn)")
+               : FL_OK;
+}
 static char first_folder[1024];
 static struct { /* said before an arena was there */
     bool set;
@@ -37,6 +53,8 @@ static enum fl_status make(const char *uuid, struct arena **out, struct fl_err *
     const struct gpu_ops *gpu;
     struct arena *a;
 
+    if (n_arenas == 0 && pthread_atfork(NULL, NULL, in_child) != 0)
+        return fl_fail(err, FL_EXHAUSTED, "no memory to hear of forks");
     if (n_arenas == GPU_MAX)
         return fl_fail(err, FL_EXHAUSTED, "more than %d devices in one process", GPU_MAX);
     FL_TRY(chunk_of("FURLONG_ARENA_WEIGHTS_CHUNK", &weights, err));
@@ -60,6 +78,7 @@ enum fl_status arena_of_device(const char *uuid, struct arena **out, struct fl_e
     enum fl_status st = FL_OK;
     size_t i = 0;
 
+    FL_TRY(arena_here(err));
     pthread_mutex_lock(&lock);
     while (i < n_arenas && strcmp(arenas[i].uuid, uuid) != 0)
         i++;
@@ -92,6 +111,7 @@ enum fl_status arena_keep_all(uint32_t tags, enum furlong_keep how, const char *
         return fl_fail(err, FL_INVALID, "arena: tags %#x, keep %d", tags, (int)how);
     if (folder && strlen(folder) >= sizeof(rules[0].folder))
         return fl_fail(err, FL_INVALID, "arena: folder of %zu bytes", strlen(folder));
+    FL_TRY(arena_here(err));
     pthread_mutex_lock(&lock);
     for (unsigned i = 0; i < ARENA_TAGS; i++) {
         if (!(tags & 1u << i))
@@ -135,8 +155,10 @@ static enum fl_status each(enum fl_status (*move)(struct arena *, uint32_t, stru
                            uint32_t tags, struct arena_moved *out, struct fl_err *err)
 {
     struct arena *all[GPU_MAX];
-    size_t n = arena_of_each(all, GPU_MAX);
     struct arena_moved sum = { 0 };
+
+    FL_TRY(arena_here(err));
+    size_t n = arena_of_each(all, GPU_MAX);
 
     for (size_t i = 0; i < n; i++) {
         struct arena_moved m;

@@ -10,6 +10,8 @@
  * FURLONG_ARENA_CHUNK (64MiB) say. FL_UNSUPPORTED: no driver. FL_NOT_FOUND: no such device in this
  * process. FL_INVALID: a variable holds no size. */
 enum fl_status arena_of_device(const char *uuid, struct arena **out, struct fl_err *err);
+/* FL_UNSUPPORTED: in the child of a fork. The functions that give an err ask it themselves. */
+enum fl_status arena_here(struct fl_err *err);
 size_t arena_of_each(struct arena **out, size_t room); /* those that there are; how many */
 
 /* arena_keep() for each, and for those that come. */

@@ -32,7 +32,7 @@ static struct arena *arena_at(int device, struct fl_err *err)
 
 static void *give(enum furlong_tag tag, ssize_t bytes, int device)
 {
-    struct arena *a = arena_at(device, &last);
+    struct arena *a = arena_here(&last) == FL_OK ? arena_at(device, &last) : NULL;
     void *p = NULL;
 
     if (a && bytes > 0)
@@ -72,7 +72,7 @@ void *furlong_torch_alloc_optimizer(ssize_t bytes, int device, void *stream)
 
 void furlong_torch_free(void *p, ssize_t bytes, int device, void *stream)
 {
-    struct arena *a = p ? arena_at(device, &last) : NULL;
+    struct arena *a = p && arena_here(&last) == FL_OK ? arena_at(device, &last) : NULL;
 
     (void)bytes;
     (void)stream;
