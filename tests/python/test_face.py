@@ -288,9 +288,17 @@ def test_the_run_is_left_under_a_begin():
         with workers("engine") as e:
             t.ask_all("train", {"version": 1}, budget=60)
             run.update(t, e, 1, budget=60)
+        assert t.ask_all("hurry", {"version": 2}, budget=20)[0].json() == {"late": True}
         t.ask_all("stuck", {"version": 2}, budget=20)  # the engines have ended, and who coordinates them
         wait_for("it ends", lambda: t.member(0)["state"] == "ended")
         assert t.member(0)["why"] == "exit code 0", t.member(0)
+
+
+def test_no_time_left_is_not_no_limit():
+    with workers("trainer", role="trainer") as t, workers("serve") as e:  # which accepts nothing
+        at = time.monotonic()
+        raises(furlong.Timeout, "", lambda: run.update(t, e, 0, budget=0.0))
+        assert time.monotonic() - at < 20 * SLOW
 
 
 def test_nothing_is_dropped_under_a_thread():

@@ -109,6 +109,12 @@ def trainer(run):
                 return None
         return out
 
+    def hurry(ev):
+        try:
+            w.begin(ev.json()["version"], wait=0.0)
+        except furlong.Timeout:
+            return {"late": True}
+
     def stuck(ev):
         """Nobody is there any more who could grant it; the main thread ends all the same."""
         ev.reply()
@@ -123,7 +129,7 @@ def trainer(run):
             except furlong.Invalid:
                 continue
 
-    run.serve({**common, "train": train, "misuse": misuse, "stuck": stuck})
+    run.serve({**common, "train": train, "misuse": misuse, "stuck": stuck, "hurry": hurry})
 
 
 def engine(run):

@@ -24,7 +24,7 @@ static bool words_bind(struct words *w, struct py_run *r)
     struct fl_err err = { 0 };
 
     memset(w->held, 0, sizeof(w->held));
-    if (!core_ms(w->budget, FURLONG_FOREVER, &w->budget_ms) ||
+    if (!core_budget(w->budget, &w->budget_ms) ||
         !core_bytes(w->body, "body", &w->held[0]))
         return false;
     if (!core_bytes(w->blob, "blob", &w->held[1])) {
@@ -33,8 +33,6 @@ static bool words_bind(struct words *w, struct py_run *r)
     }
     w->d = (struct furlong_data){ w->held[0].buf, (size_t)w->held[0].len, w->held[1].buf,
                                   (size_t)w->held[1].len };
-    if (w->budget_ms == 0)
-        w->budget_ms = 1; /* 0 would mean no limit */
     if (furlong_peer(r->f, w->role, w->rank, &w->peer, &err) == FL_OK)
         return true;
     words_fini(w);

@@ -39,6 +39,8 @@ struct py_run {
 PyObject *core_raise(const struct fl_err *err); /* NULL, with the status' exception set */
 PyObject *core_fail(enum fl_status st, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 bool core_ms(PyObject *seconds, uint32_t none, uint32_t *out); /* false: an exception is set */
+/* For the library, to which 0 is no limit: none left is a millisecond, None is FURLONG_FOREVER. */
+bool core_budget(PyObject *seconds, uint32_t *out);
 PyObject *core_new(PyTypeObject *type);                        /* zeroed */
 void core_free(void *self);
 /* A contiguous buffer, or none for None. Released with core_bytes_fini(). */

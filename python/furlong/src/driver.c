@@ -272,7 +272,7 @@ static PyObject *group_turn(struct py_group *s, enum group_turn turn, PyObject *
     struct group_op *g;
     uint32_t ms;
 
-    if (!core_ms(budget, FURLONG_FOREVER, &ms) || !open_(s->g, "this group has been ended") ||
+    if (!core_budget(budget, &ms) || !open_(s->g, "this group has been ended") ||
         !run_enter(s->run))
         return NULL;
     g = OP_NEW(struct group_op, group_work, NULL);
@@ -398,7 +398,7 @@ static PyObject *group_ask_all(PyObject *self, PyObject *args)
     uint32_t ms;
 
     if (!PyArg_ParseTuple(args, "sOOO", &method, &body, &blob, &budget) ||
-        !core_ms(budget, FURLONG_FOREVER, &ms) || !open_(s->g, "this group has been ended") ||
+        !core_budget(budget, &ms) || !open_(s->g, "this group has been ended") ||
         !run_enter(s->run))
         return NULL;
     a = OP_NEW(struct all_op, all_work, all_fini);
@@ -463,7 +463,7 @@ PyObject *run_update(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O!KszIOIKz", group_type, &from, group_type, &to, &version,
                           &how.set, &how.mode, &how.least_engines, &budget, &how.slots, &bucket,
                           &how.dir) ||
-        !core_ms(budget, FURLONG_FOREVER, &how.budget_ms) ||
+        !core_budget(budget, &how.budget_ms) ||
         !open_(from->g, "this group has been ended") ||
         !open_(to->g, "this group has been ended") || !run_enter(r))
         return NULL;

@@ -54,6 +54,14 @@ bool core_ms(PyObject *seconds, uint32_t none, uint32_t *out)
     return true;
 }
 
+bool core_budget(PyObject *seconds, uint32_t *out)
+{
+    if (!core_ms(seconds, FURLONG_FOREVER, out))
+        return false;
+    *out += *out == 0;
+    return true;
+}
+
 PyObject *core_new(PyTypeObject *type)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);

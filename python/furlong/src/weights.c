@@ -280,7 +280,7 @@ static PyObject *weights_begin(PyObject *self, PyObject *args)
     PyObject *budget;
     uint32_t ms;
 
-    if (!PyArg_ParseTuple(args, "KO", &version, &budget) || !core_ms(budget, FURLONG_FOREVER, &ms))
+    if (!PyArg_ParseTuple(args, "KO", &version, &budget) || !core_budget(budget, &ms))
         return NULL;
     return turn((struct py_weights *)self, version, ms, false);
 }
