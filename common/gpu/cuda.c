@@ -453,6 +453,8 @@ struct pinned {
     uint64_t bytes;
 };
 
+static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER; /* of the lists alone */
+
 static enum fl_status cuda_pin(struct gpu *g, uint64_t bytes, void **out, struct fl_err *err)
 {
     struct pinned *p = malloc(sizeof(*p));
@@ -461,7 +463,7 @@ static enum fl_status cuda_pin(struct gpu *g, uint64_t bytes, void **out, struct
 
     if (!p)
         return fl_fail(err, FL_EXHAUSTED, "no memory to note pinned memory");
-    *p = (struct pinned){ g->pinned, NULL, bytes };
+    *p = (struct pinned){ .bytes = bytes };
     st = gpu_touched_pages(bytes, &p->at, err);
     if (st != FL_OK) {
         free(p);
@@ -475,7 +477,10 @@ static enum fl_status cuda_pin(struct gpu *g, uint64_t bytes, void **out, struct
         free(p);
         return cuda_failed(err, r, "pin bytes", bytes);
     }
+    pthread_mutex_lock(&pinned_lock);
+    p->next = g->pinned;
     g->pinned = p;
+    pthread_mutex_unlock(&pinned_lock);
     *out = p->at;
     return FL_OK;
 }
@@ -484,12 +489,15 @@ static void cuda_unpin(struct gpu *g, void *at)
 {
     struct pinned **link = &g->pinned, *p;
 
+    pthread_mutex_lock(&pinned_lock);
     while (*link && (*link)->at != at)
         link = &(*link)->next;
     p = *link;
+    if (p)
+        *link = p->next;
+    pthread_mutex_unlock(&pinned_lock);
     if (!p)
         return;
-    *link = p->next;
     (void)cuda.current(g->context);
     (void)cuda.unpin(p->at);
     (void)munmap(p->at, p->bytes);

@@ -75,7 +75,9 @@ struct gpu_ops {
                           struct fl_err *err);
     enum fl_status (*unmap)(struct gpu *g, uint64_t addr, uint64_t bytes, struct fl_err *err);
 
-    /* Plain allocations, for staging and as the foreign memory that others bring. */
+    /* Plain allocations, for staging and as the foreign memory that others bring. These and pinned
+     * memory: any thread. free and unpin wait for all that the device was given: under no lock, and
+     * not behind what may never end. */
     enum fl_status (*alloc)(struct gpu *g, uint64_t bytes, uint64_t *addr, struct fl_err *err);
     void (*free)(struct gpu *g, uint64_t addr);
     /* A handle covers the whole allocation: off is where addr lies in it. FL_UNSUPPORTED: memory of

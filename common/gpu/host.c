@@ -33,7 +33,7 @@ struct ticket {
 }; /* what a handle holds */
 _Static_assert(sizeof(struct ticket) <= GPU_HANDLE_BYTES, "fits a handle");
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER, blocks_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct seen { /* device memory of this process, whichever struct gpu it was asked of */
     struct seen *next;
     uint64_t addr, bytes;
@@ -322,29 +322,41 @@ static enum fl_status add_block(struct gpu *g, uint64_t addr, uint64_t bytes, in
 
     if (!b)
         return fl_fail(err, FL_EXHAUSTED, "no memory for a block");
+    pthread_mutex_lock(&blocks_lock);
     *b = (struct block){ g->blocks, addr, bytes, fd };
     g->blocks = b;
+    pthread_mutex_unlock(&blocks_lock);
     return FL_OK;
+}
+
+static struct block *take_block(struct gpu *g, uint64_t addr)
+{
+    struct block **p = &g->blocks, *b;
+
+    pthread_mutex_lock(&blocks_lock);
+    while (*p && (*p)->addr != addr)
+        p = &(*p)->next;
+    b = *p;
+    if (b)
+        *p = b->next;
+    pthread_mutex_unlock(&blocks_lock);
+    return b;
 }
 
 static void drop_block(struct gpu *g, uint64_t addr)
 {
-    for (struct block **p = &g->blocks; *p; p = &(*p)->next) {
-        struct block *b = *p;
+    struct block *b = take_block(g, addr);
 
-        if (b->addr != addr)
-            continue;
-        if (g->counted)
-            forget_seen(b->addr, b->bytes);
-        munmap((void *)(uintptr_t)b->addr, b->bytes);
-        if (b->fd >= 0) {
-            close(b->fd);
-            give_back(g, b->bytes);
-        }
-        *p = b->next;
-        free(b);
+    if (!b)
         return;
+    if (g->counted)
+        forget_seen(b->addr, b->bytes);
+    munmap((void *)(uintptr_t)b->addr, b->bytes);
+    if (b->fd >= 0) {
+        close(b->fd);
+        give_back(g, b->bytes);
     }
+    free(b);
 }
 
 static enum fl_status fake_alloc(struct gpu *g, uint64_t bytes, uint64_t *addr, struct fl_err *err)
@@ -420,10 +432,14 @@ static enum fl_status fake_ipc_open(struct gpu *g, const struct gpu_handle *h, u
 
 static uint64_t fake_left_of(struct gpu *g, uint64_t addr)
 {
-    for (const struct block *b = g->blocks; b; b = b->next)
+    uint64_t left = UINT64_MAX;
+
+    pthread_mutex_lock(&blocks_lock);
+    for (const struct block *b = g->blocks; b && left == UINT64_MAX; b = b->next)
         if (addr >= b->addr && addr - b->addr < b->bytes)
-            return b->bytes - (addr - b->addr);
-    return UINT64_MAX;
+            left = b->bytes - (addr - b->addr);
+    pthread_mutex_unlock(&blocks_lock);
+    return left;
 }
 
 static enum fl_status fake_peer(struct gpu *g, const struct gpu *other, struct fl_err *err)

@@ -12,7 +12,7 @@
 enum { RANKS = 3, MIB = 1 << 20 };
 static struct gpu_info devices[RANKS];
 static void (*silence)(int rank);
-static int (*aborts)(void);
+static int (*aborts)(void), (*casts)(void);
 
 struct team {
     struct fl_loop *loop;
@@ -274,6 +274,59 @@ static void nothing_waits_for_the_dead(void **state)
     }
 }
 
+static void *digests_elsewhere(void *arg)
+{
+    struct link_seg one = { .run_bytes = MIB, .rows = 1 };
+    uint64_t digest[1][2] = { 0 };
+
+    (void)link_mem_digest(arg, &one, 1, true, digest, NULL); /* what it needed is given back */
+    return NULL;
+}
+
+/* Others of this process give memory of the device back, and wait for the broadcast that hangs: the
+ * thread that is to end it does not wait for them. */
+static void nobody_is_waited_for_who_waits_for_the_dead(void **state)
+{
+    struct nccl_patience was = nccl_patience;
+    struct link_seg one = { .run_bytes = 2 * MIB, .rows = 1 },
+                    rows = { .to_off = 16, .run_bytes = 48, .rows = 1 };
+    uint64_t digests[2][1][2] = { 0 };
+    struct wait w[2][RANKS];
+    struct fl_err err = { 0 };
+    struct link_dev *d;
+    pthread_t other;
+    struct team t;
+
+    (void)state;
+    team_open(&t, 8 * MIB);
+    t_ok(link_dev_get(devices[0].uuid, &d, &err), &err);
+    silence(2);
+    nccl_patience = (struct nccl_patience){ .join_ms = 600, .late_ms = 300 };
+    int before = casts();
+
+    for (unsigned i = 0; i < 2; i++)
+        cast(&t, i, &one, 1, NULL, &w[0][i]);
+    t_until(t.loop, casts() > before, 5000); /* it is on the wire */
+    t_int_eq(pthread_create(&other, NULL, digests_elsewhere, &t.mem[0]), 0);
+    for (uint64_t till = fl_clock_boot_ns() + 200000000; fl_clock_boot_ns() < till;) {
+        if (pthread_mutex_trylock(&d->lock) != 0) /* the other one has it, and waits */
+            break;
+        pthread_mutex_unlock(&d->lock);
+        fl_loop_turn(t.loop, 5);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        cast(&t, i, &rows, 1, digests[i], &w[1][i]);
+    for (unsigned c = 0; c < 2; c++)
+        for (unsigned i = 0; i < 2; i++) {
+            t_until(t.loop, w[c][i].times == 1, 8000);
+            t_refused(w[c][i].op.err.status, FL_TIMEOUT, &w[c][i].op.err);
+        }
+    pthread_join(other, NULL);
+    silence(-1);
+    nccl_patience = was;
+    team_close(&t);
+}
+
 /* Somebody else has heard of the death: no deadline is waited for. */
 static void abort_ends_it_at_once(void **state)
 {
@@ -455,6 +508,7 @@ int main(void)
         cmocka_unit_test(many_in_order),
         cmocka_unit_test(a_silent_rank_is_named_by_the_deadline),
         cmocka_unit_test(nothing_waits_for_the_dead),
+        cmocka_unit_test(nobody_is_waited_for_who_waits_for_the_dead),
         cmocka_unit_test(abort_ends_it_at_once),
         cmocka_unit_test(ends_while_it_opens),
         cmocka_unit_test(faults),
@@ -472,5 +526,6 @@ int main(void)
     }
     *(void **)&silence = dlsym(fake, "fake_nccl_silence");
     *(void **)&aborts = dlsym(fake, "fake_nccl_aborts");
+    *(void **)&casts = dlsym(fake, "fake_nccl_casts");
     return t_run("nccl", tests);
 }

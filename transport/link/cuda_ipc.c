@@ -180,10 +180,8 @@ static void ipc_release(struct ipc *k)
         if (p->ended)
             k->dev->gpu->event_free(p->ended);
         dev_table_free(k->dev, &sums);
-        pthread_mutex_lock(&k->dev->lock);
         if (p->back)
             k->dev->gpu->unpin(k->dev->g, p->back);
-        pthread_mutex_unlock(&k->dev->lock);
     }
     for (unsigned i = 0; k->dev && i < IPC_TABLES; i++)
         ipc_table_drop(k, &k->tables[i]);

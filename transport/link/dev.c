@@ -51,6 +51,7 @@ static enum fl_status dev_open(const char *uuid, struct link_dev **out, struct f
     }
     *stir_of(d) = (struct dev_stir){ .piece = { .run_bytes = sizeof(stir_of(d)->to), .rows = 1 } };
     pthread_mutex_init(&d->lock, NULL);
+    pthread_mutex_init(&d->handles, NULL);
     pthread_mutex_init(&d->service, NULL);
     *out = d;
     return FL_OK;
@@ -305,7 +306,7 @@ enum fl_status dev_handle_open(struct link_dev *d, const struct gpu_handle *h, u
     struct dev_opened *o;
     enum fl_status st = FL_OK;
 
-    pthread_mutex_lock(&d->lock);
+    pthread_mutex_lock(&d->handles);
     for (o = d->opened; o && memcmp(&o->h, h, sizeof(*h)) != 0; o = o->next)
         ;
     if (!o) {
@@ -327,13 +328,13 @@ enum fl_status dev_handle_open(struct link_dev *d, const struct gpu_handle *h, u
         *addr = o->addr;
         *bytes = o->bytes;
     }
-    pthread_mutex_unlock(&d->lock);
+    pthread_mutex_unlock(&d->handles);
     return st;
 }
 
 void dev_handle_close(struct link_dev *d, uint64_t addr)
 {
-    pthread_mutex_lock(&d->lock);
+    pthread_mutex_lock(&d->handles);
     for (struct dev_opened **at = &d->opened; *at; at = &(*at)->next) {
         struct dev_opened *o = *at;
 
@@ -346,7 +347,7 @@ void dev_handle_close(struct link_dev *d, uint64_t addr)
         }
         break;
     }
-    pthread_mutex_unlock(&d->lock);
+    pthread_mutex_unlock(&d->handles);
 }
 
 unsigned dev_handles_opened(void)
@@ -396,12 +397,8 @@ enum fl_status dev_table_upload(struct link_dev *d, struct gpu_stream *s,
 {
     struct dev_table t = { .n = n };
 
-    pthread_mutex_lock(&d->lock);
-    enum fl_status st = d->gpu->alloc(d->g, (n + 1) * sizeof(*cut), &t.addr, err);
-
-    pthread_mutex_unlock(&d->lock);
-    FL_TRY(st);
-    st = d->gpu->copy(s, t.addr, dev_addr(cut), n * sizeof(*cut), err);
+    FL_TRY(d->gpu->alloc(d->g, (n + 1) * sizeof(*cut), &t.addr, err));
+    enum fl_status st = d->gpu->copy(s, t.addr, dev_addr(cut), n * sizeof(*cut), err);
     enum fl_status ended = d->gpu->stream_sync(s, st == FL_OK ? err : NULL);
 
     st = st == FL_OK ? ended : st;
@@ -479,9 +476,7 @@ void dev_table_free(struct link_dev *d, struct dev_table *t)
 {
     if (!t->addr)
         return;
-    pthread_mutex_lock(&d->lock);
     d->gpu->free(d->g, t->addr);
-    pthread_mutex_unlock(&d->lock);
     *t = (struct dev_table){ 0 };
 }
 

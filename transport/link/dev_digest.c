@@ -36,10 +36,8 @@ enum fl_status link_digester_create(const struct link_mem *mem, const struct lin
     g->back = malloc((n + 1) * sizeof(*g->back));
     if (!g->back)
         return fl_fail(err, FL_EXHAUSTED, "no memory for %zu digests", n);
-    pthread_mutex_lock(&g->dev->lock);
     enum fl_status st = g->dev->gpu->alloc(g->dev->g, (n + 1) * sizeof(*g->back), &g->sums, err);
 
-    pthread_mutex_unlock(&g->dev->lock);
     if (st != FL_OK)
         return st;
     st = dev_table_make(g->dev, g->dev->upload, segs, n, from ? DEV_FROM : DEV_TO, &g->t, err);

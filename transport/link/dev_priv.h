@@ -9,8 +9,10 @@ struct link_dev {
     char uuid[GPU_UUID_BYTES];
     const struct gpu_ops *gpu;
     struct gpu *g;
-    /* around calls that change g: launch, alloc, pin, map. Never while waiting */
+    /* Around calls that change g: launch, map. Never while waiting, so never around free and unpin:
+     * who is to end a broadcast that hangs has to launch. */
     pthread_mutex_t lock;
+    pthread_mutex_t handles; /* of opened */
     pthread_mutex_t service; /* of what follows, for one who waits */
     struct gpu_stream *stream;
     struct gpu_stream *upload; /* of tables, any thread: nothing else is ever queued on it */

@@ -271,20 +271,16 @@ enum fl_status ipc_pull(struct link *base, const struct link_mem *theirs,
     p->bytes = bytes;
     p->began_ns = fl_clock_boot_ns();
     p->expect_ns = expected_ns(k, p->view, bytes, p->began_ns);
+    FL_TRY(pull_room(k, p, n, err));
     pthread_mutex_lock(&k->dev->lock);
-    enum fl_status st = pull_room(k, p, n, err);
+    enum fl_status st = launch(k, p, table, theirs, mine, err);
 
-    if (st == FL_OK) {
-        st = launch(k, p, table, theirs, mine, err);
-        if (st !=
-            FL_OK) { /* part of it may be on the stream: nothing of it is left when we return */
-            (void)k->dev->gpu->stream_sync(k->stream, NULL);
-            (void)k->dev->gpu->stream_sync(k->aside, NULL);
-        }
-    }
     pthread_mutex_unlock(&k->dev->lock);
-    if (st != FL_OK)
+    if (st != FL_OK) { /* part of it may be on the stream: nothing of it is left when we return */
+        (void)k->dev->gpu->stream_sync(k->stream, NULL);
+        (void)k->dev->gpu->stream_sync(k->aside, NULL);
         return st;
+    }
     p->view->users++;
     if (k->n_pulls++ == 0)
         fl_post(base->loop, &k->poll);

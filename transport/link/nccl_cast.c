@@ -34,11 +34,8 @@ static void give_back(struct link_dev *d, uint64_t addr, void *pinned)
     struct dev_table room = { .addr = addr };
 
     dev_table_free(d, &room);
-    if (!pinned)
-        return;
-    pthread_mutex_lock(&d->lock);
-    d->gpu->unpin(d->g, pinned);
-    pthread_mutex_unlock(&d->lock);
+    if (pinned)
+        d->gpu->unpin(d->g, pinned);
 }
 
 void nccl_throw(struct link_dev *d, uint64_t addr, void *pinned)
@@ -83,11 +80,7 @@ static enum fl_status stage_make(struct nccl *k, struct nccl_stage *s, struct fl
 {
     const struct gpu_ops *gpu = k->dev->gpu;
 
-    pthread_mutex_lock(&k->dev->lock);
-    enum fl_status st = gpu->alloc(k->dev->g, NCCL_STAGE_BYTES, &s->addr, err);
-
-    pthread_mutex_unlock(&k->dev->lock);
-    FL_TRY(st);
+    FL_TRY(gpu->alloc(k->dev->g, NCCL_STAGE_BYTES, &s->addr, err));
     FL_TRY(gpu->event(k->dev->g, &s->full, err));
     FL_TRY(gpu->event(k->dev->g, &s->free, err));
     return gpu->event_record(s->free, k->work, err);
@@ -197,15 +190,10 @@ static enum fl_status room_grow(struct nccl *k, struct nccl_room *r, size_t n, s
     r->sums = 0;
     r->back = NULL;
     r->n = 0;
-    pthread_mutex_lock(&k->dev->lock);
-    enum fl_status st = gpu->alloc(k->dev->g, want * sizeof(*r->back), &r->sums, err);
-
-    if (st == FL_OK)
-        st = gpu->pin(k->dev->g, want * sizeof(*r->back), (void **)&r->back, err);
-    pthread_mutex_unlock(&k->dev->lock);
-    if (st == FL_OK)
-        r->n = want;
-    return st;
+    FL_TRY(gpu->alloc(k->dev->g, want * sizeof(*r->back), &r->sums, err));
+    FL_TRY(gpu->pin(k->dev->g, want * sizeof(*r->back), (void **)&r->back, err));
+    r->n = want;
+    return FL_OK;
 }
 
 static enum fl_status job_begin(struct nccl *k, struct nccl_job *j, struct fl_err *err)

@@ -97,11 +97,7 @@ static enum fl_status join(struct nccl *k, struct fl_err *err)
 /* The first broadcast sets up connections, a sixth of a second: not inside of an epoch. */
 static enum fl_status warm_up(struct nccl *k, struct fl_err *err)
 {
-    pthread_mutex_lock(&k->dev->lock);
-    enum fl_status st = k->dev->gpu->alloc(k->dev->g, NCCL_WARM_BYTES, &k->warm, err);
-
-    pthread_mutex_unlock(&k->dev->lock);
-    FL_TRY(st);
+    FL_TRY(k->dev->gpu->alloc(k->dev->g, NCCL_WARM_BYTES, &k->warm, err));
     k->state = NCCL_WARMING;
     return nccl_call(k, k->warm, NCCL_WARM_BYTES, 0, err);
 }
