@@ -257,6 +257,32 @@ static void slots_fail_without_a_trace(void **state)
     t_int_eq(device_bytes(0), 0);
 }
 
+/* As with cudaFree: what the device was given has run before its memory goes. */
+static void kernels_end_before_their_memory_goes(void **state)
+{
+    struct client_memory m;
+    const struct gpu_ops *gpu;
+    struct gpu_stream *s;
+    struct gpu *g;
+    void *p;
+
+    (void)state;
+    t_ok(gpu_pick(&gpu, &err), &err);
+    t_ok(gpu->open(devices[0].uuid, &g, &err), &err);
+    t_ok(gpu->stream(g, &s, &err), &err);
+    t_ok(memory_init(&m, t_tmp(), &err), &err);
+    for (unsigned i = 0; i < 5; i++) {
+        t_ok(memory_alloc(&m, devices[0].uuid, FURLONG_TAG_DEFAULT, MIB, &p, &err), &err);
+        for (unsigned k = 0; k < 4; k++)
+            t_ok(gpu->fill(s, (uint64_t)(uintptr_t)p, 7, MIB, &err), &err);
+        memory_free(&m, p);
+    }
+    t_ok(gpu->stream_sync(s, &err), &err);
+    memory_fini(&m);
+    gpu->stream_free(s);
+    gpu->close(g);
+}
+
 static atomic_bool over;
 
 static void *allocates(void *arg)
@@ -303,6 +329,7 @@ static void a_forked_child_frees_nothing(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kernels_end_before_their_memory_goes),
         cmocka_unit_test(a_forked_child_frees_nothing),
         cmocka_unit_test(one_offload_moves_host_and_devices),
         cmocka_unit_test(how_tags_are_kept_goes_for_all),

@@ -86,6 +86,8 @@ void memory_free(struct client_memory *m, void *addr)
     if (p)
         HASH_DEL(m->pieces, p);
     pthread_mutex_unlock(&m->mu);
+    if (p) /* as cudaFree; a lost device is past that */
+        (void)arena_wait(p->from, NULL);
     arena_free(p ? p->from : m->host, addr);
     free(p);
 }
