@@ -305,7 +305,7 @@ static void a_forked_child_frees_nothing(void **state)
 
     (void)state;
     t_int_eq(pthread_create(&other, NULL, allocates, NULL), 0);
-    for (unsigned i = 0; i < 200; i++) {
+    for (unsigned i = 0; i < 40; i++) {
         pid_t pid = fork();
         int status;
 
