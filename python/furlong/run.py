@@ -8,6 +8,7 @@ from . import _core, _data
 from .blob import buffer, read
 from .errors import BY_STATUS, Cancelled, Error, Internal, Unsupported
 
+_core._check()  # in every interpreter that imports this: the module itself is loaded once
 _NEVER_REFUSED = ("pause", "commit")  # to the library any answer is a yes: see furlong_weights_commit()
 LATER = object()  # a handler's answer: it keeps the event and answers it itself
 _current = None

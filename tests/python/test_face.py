@@ -3,13 +3,14 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(here, "..", "cluster"))
-from harness import SLOW, main, wait_for  # noqa: E402
+from harness import SLOW, Skip, main, wait_for  # noqa: E402
 
 import furlong  # noqa: E402
 
@@ -270,6 +271,34 @@ def test_a_forked_child_has_no_seat():
     assert os.waitpid(pid, 0)[1] == 0
     with workers("serve"):
         assert run.ask("rollout", 0, "who", budget=10).json()["rank"] == 0
+
+
+OTHERS = """
+import _xxsubinterpreters as sub
+def other():
+    i = sub.create()
+    try:
+        sub.run_string(i, "import furlong")
+        print("taken")
+    except sub.RunFailedError as e:
+        print("main interpreter" in str(e), e)
+    sub.destroy(i)
+other()
+import furlong
+other()
+try:
+    furlong.join()
+except furlong.Unsupported:
+    print("whole")
+"""
+
+
+def test_other_interpreters_are_refused():
+    if sys.version_info >= (3, 12):
+        raise Skip("this release refuses by itself")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("FURLONG_SEAT")}
+    r = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True, env=env)
+    assert [x.split()[0] for x in r.stdout.splitlines()] == ["True", "True", "whole"], r.stdout + r.stderr
 
 
 def test_the_run_is_left_at_exit():

@@ -134,6 +134,26 @@ static int numbers_add(PyObject *module)
     return PyModule_AddStringConstant(module, "__version__", FURLONG_VERSION);
 }
 
+/* Types and classes are the process' own, and an interpreter that goes would leave its objects in them. Newer ones
+ * refuse by themselves. */
+static bool is_main(void)
+{
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0)
+        return true;
+    PyErr_SetString(PyExc_ImportError, "furlong: the seat belongs to the main interpreter, this is another one");
+    return false;
+}
+
+static PyObject *core_check(PyObject *module, PyObject *none)
+{
+    (void)module, (void)none;
+    if (!is_main())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_functions[] = { { "_check", core_check, METH_NOARGS, NULL }, { 0 } };
+
 static struct PyModuleDef core_module = {
     PyModuleDef_HEAD_INIT, .m_name = "furlong._core",
     .m_doc = "libfurlong as Python objects; see the package furlong.",
@@ -145,13 +165,15 @@ PyMODINIT_FUNC PyInit__core(void)
 {
     static int (*const parts[])(PyObject *) = { run_init,     event_init,  ask_init,   view_init,
                                                 weights_init, driver_init, numbers_add };
-    PyObject *from = PyImport_ImportModule("furlong.errors"), *module;
+    PyObject *from = is_main() ? PyImport_ImportModule("furlong.errors") : NULL, *module;
 
     errors = from ? PyObject_GetAttrString(from, "BY_STATUS") : NULL;
     Py_XDECREF(from);
     if (!errors)
         return NULL;
     module = PyModule_Create(&core_module);
+    if (module && PyModule_AddFunctions(module, module_functions) < 0)
+        Py_CLEAR(module);
     for (size_t i = 0; module && i < sizeof(parts) / sizeof(*parts); i++)
         if (parts[i](module) < 0)
             Py_CLEAR(module);
