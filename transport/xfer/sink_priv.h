@@ -1,5 +1,5 @@
 /* transport/xfer/sink_priv.h - the engine's side from inside: life and flip (sink.c), messages
- * (sink_serve.c) */
+ * (sink_serve.c), what begins (sink_begin.c) */
 #pragma once
 #include "transport/xfer/give.h"
 #include "transport/xfer/sink.h"
@@ -75,5 +75,16 @@ bool sink_busy(const struct xfer_sink *s); /* a take has bytes or calls under wa
 void sink_forget_ledger(struct xfer_sink *s);
 void sink_slot_give_back(struct xfer_sink *s, int slot);
 extern const struct take_user sink_takes;
+/* Pages of a source that are not read yet and may be without another word of the coordinator, or
+ * are about to be: a flip cannot be stopped, and a dirty engine flips when it has verified. */
+bool sink_may_read(const struct xfer_sink *s); /* sink_serve.c */
+/* Held while it would say nothing new: until something happens here, or wait_ms are
+ * over; have_in: so many buckets the driver knows of, UINT32_MAX: it does not ask. */
+void sink_answer_when_due(struct xfer_sink *s, struct call_req *req, uint16_t method,
+                          uint32_t wait_ms, uint32_t have_in);
+void sink_reply_state(struct xfer_sink *s, struct call_req *req);
+/* sink_begin.c */
+void sink_begin(struct xfer_sink *s, struct call_req *req, const Fl__XferBegin *b,
+                const struct wire_msg *m);
 void sink_serve(struct port_set *set, uint16_t method, struct call_req *req,
                 const ProtobufCMessage *msg, const struct wire_msg *m);
