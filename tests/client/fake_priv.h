@@ -1,10 +1,11 @@
-/* tests/client/fake_priv.h - what the fake's own thread (fake.c) and the test's side of it
- * (fake_side.c) share */
+/* tests/client/fake_priv.h - what the fake's own thread (fake.c), its answers (fake_head.c) and the
+ * test's side of it (fake_side.c) share */
 #pragma once
 #include <pthread.h>
 
 #include "tests/client/fake.h"
 #include "transport/call/call.h"
+#include "worker.pb-c.h"
 #include "worker/client/client.h"
 #include "worker/client/sync.h"
 
@@ -69,3 +70,14 @@ void strings_free(char **s);
 void send_stop(struct worker *w, uint32_t budget_ms);
 void up(struct fake *f);
 void down(struct fake *f);
+
+struct where_pb {
+    Fl__Where w;
+    Fl__SeatRef who;
+    uint8_t id[28];
+};
+void fake_where_fill(const struct worker *w, struct where_pb *p);
+size_t fake_members_pack(struct fake *f, const char *role, uint8_t **out); /* role NULL: all */
+void fake_worker_spawn(struct worker *w);
+extern const struct call_method fake_methods[];
+extern const size_t fake_n_methods;

@@ -1,13 +1,17 @@
 /* transport/xfer/coord_priv.h - the coordinator from inside
  *
- * coord.c       members, their calls, watching the sources, life
- * coord_plan.c  what the reports mean: digests, the target, who gives and who takes, the plan
- * coord_early.c an update that is ready before it is asked for
- * coord_begin.c what a begin says
- * coord_run.c   the first half of an epoch: RECONCILE, PLAN, GIVE, STAGE
- * coord_end.c   the second half: COMMIT, RESUME, ABORT, END
- * coord_grant.c begin() of a source
- * coord_times.c when each rank was asked and had answered */
+ * coord.c            members, their calls, watching the sources, life
+ * coord_published.c  which version the sources have published, and its digest
+ * coord_decide.c     what the reports mean: the target, who gives and who takes
+ * coord_plan.c       the plan; coord_tied.c: tensors that are one in the engines
+ * coord_early.c      an update that is ready before it is asked for
+ * coord_begin.c      what a begin says
+ * coord_run.c        the first half of an epoch: RECONCILE, PLAN, GIVE
+ * coord_stage.c      STAGE
+ * coord_fault.c      digests that do not agree, and whose fault that is
+ * coord_end.c        the second half: COMMIT, RESUME, ABORT, END
+ * coord_grant.c      begin() of a source
+ * coord_times.c      when each rank was asked and had answered */
 #pragma once
 #include "common/base/log.h"
 #include "common/base/muster.h"

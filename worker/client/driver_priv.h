@@ -1,4 +1,4 @@
-/* worker/client/driver_priv.h - what members.c, group.c, layout.c and plane.c share */
+/* worker/client/driver_priv.h - what members.c, group.c, layout.c and the planes share */
 #pragma once
 #include "common/base/str.h"
 #include "worker/client/driver.h"
