@@ -327,6 +327,68 @@ static void nobody_is_waited_for_who_waits_for_the_dead(void **state)
     team_close(&t);
 }
 
+/* Two communicators of one device take turns on its stages: the one that is ended waits for a stage
+ * that the other one has, whose rank is dead. */
+static void one_that_ends_does_not_hold_the_other(void **state)
+{
+    enum { PAIR = 2 };
+    struct nccl_patience was = nccl_patience;
+    struct link_seg rows = { .to_off = 0,
+                             .run_bytes = MIB,
+                             .rows = 200,
+                             .from_step = MIB,
+                             .to_step = MIB + 16 },
+                    few = {
+                        .to_off = 16, .run_bytes = 48, .rows = 3, .from_step = 64, .to_step = 80
+                    };
+    struct wait ready[PAIR], w[PAIR], big[PAIR], quiet = wait_for();
+    struct link_team team = { .n = PAIR };
+    struct link_mem mem[PAIR];
+    struct link *k[PAIR];
+    struct fl_err err = { 0 };
+    struct team t;
+    int before;
+
+    (void)state;
+    team_open(&t, 204 * MIB);
+    team.members = t.places;
+    t_ok(link_nccl.ticket(team.ticket, &err), &err);
+    for (unsigned i = 0; i < PAIR; i++) {
+        team.self = i;
+        ready[i] = wait_for();
+        t_ok(link_nccl.open(t.loop, &team, &k[i], &ready[i].op, &err), &err);
+        t_ok(link_dev_alloc(devices[i].uuid, MIB, &mem[i], &err), &err);
+    }
+    for (unsigned i = 0; i < PAIR; i++)
+        t_until(t.loop, ready[i].times == 1, 10000);
+    silence(2); /* of the three, not of the two */
+    nccl_patience = (struct nccl_patience){ .join_ms = 3000, .late_ms = 300 };
+    before = casts();
+    for (unsigned i = 0; i < PAIR; i++)
+        cast(&t, i, &rows, 1, NULL, &big[i]);
+    t_until(t.loop, casts() >= before + 4 || big[0].times, 10000); /* all stages are theirs */
+    for (unsigned i = 0; i < PAIR; i++) {
+        w[i] = wait_for();
+        t_ok(link_nccl.cast_segs(k[i], 0, &mem[i], &few, 1, NULL, &w[i].op, &err), &err);
+    }
+    for (uint64_t till = fl_clock_boot_ns() + 200000000;
+         fl_clock_boot_ns() < till && casts() < before + 5;)
+        fl_loop_turn(t.loop, 5); /* it has asked for a stage by then */
+    link_nccl.abort(k[0], &quiet.op);
+    t_until(t.loop, quiet.times == 1, 9000);
+    for (unsigned i = 0; i < PAIR; i++) {
+        t_until(t.loop, big[i].times == 1, 9000);
+        t_refused(big[i].op.err.status, FL_TIMEOUT, &big[i].op.err);
+    }
+    silence(-1);
+    nccl_patience = was;
+    for (unsigned i = 0; i < PAIR; i++)
+        link_nccl.close(k[i]);
+    for (unsigned i = 0; i < PAIR; i++)
+        link_dev_free(&mem[i]);
+    team_close(&t);
+}
+
 /* Somebody else has heard of the death: no deadline is waited for. */
 static void abort_ends_it_at_once(void **state)
 {
@@ -509,6 +571,7 @@ int main(void)
         cmocka_unit_test(a_silent_rank_is_named_by_the_deadline),
         cmocka_unit_test(nothing_waits_for_the_dead),
         cmocka_unit_test(nobody_is_waited_for_who_waits_for_the_dead),
+        cmocka_unit_test(one_that_ends_does_not_hold_the_other),
         cmocka_unit_test(abort_ends_it_at_once),
         cmocka_unit_test(ends_while_it_opens),
         cmocka_unit_test(faults),

@@ -12,6 +12,7 @@ enum { NCCL_SUMS_MIN = 1024 };
 struct nccl_stage {
     uint64_t addr;
     struct gpu_event *full, *free;
+    const struct nccl *user; /* who recorded free */
     bool taken; /* by a call that NCCL has not taken yet */
 };
 struct nccl_ring { /* of a device: its links take turns */
@@ -83,6 +84,7 @@ static enum fl_status stage_make(struct nccl *k, struct nccl_stage *s, struct fl
     FL_TRY(gpu->alloc(k->dev->g, NCCL_STAGE_BYTES, &s->addr, err));
     FL_TRY(gpu->event(k->dev->g, &s->full, err));
     FL_TRY(gpu->event(k->dev->g, &s->free, err));
+    s->user = k;
     return gpu->event_record(s->free, k->work, err);
 }
 
@@ -104,12 +106,20 @@ enum fl_status nccl_ring_of(struct nccl *k, struct fl_err *err)
     return FL_OK;
 }
 
-/* NULL with err FL_OK: the next one is in a call that NCCL has not taken yet. */
+/* Another link's stage is waited for here and not by the stream: what is on a stream behind one
+ * whose rank is dead cannot be ended, and this thread is to end that one too. */
+static bool came_free(struct nccl *k, const struct nccl_stage *s, struct fl_err *err)
+{
+    return k->dev->gpu->event_done(s->free, err) == FL_OK;
+}
+
+/* NULL with err FL_OK: the next one is another link's still, or in a call that NCCL has not taken.
+ */
 static struct nccl_stage *stage_next(struct nccl *k, struct fl_err *err)
 {
     struct nccl_stage *s = &k->ring->stages[k->ring->next_stage % NCCL_STAGES];
 
-    if (s->taken)
+    if (s->taken || (s->free && s->user != k && !came_free(k, s, err)))
         return NULL;
     if (!s->free && stage_make(k, s, err) != FL_OK) {
         nccl_throw(k->dev, s->addr, NULL);
@@ -231,6 +241,7 @@ static enum fl_status packed_call(struct nccl *k, struct nccl_job *j, const stru
         FL_TRY(gpu->stream_wait(k->wire, s->free, err));
     }
     FL_TRY(nccl_call(k, s->addr, p->bytes, j->root, err));
+    s->user = k;
     s->taken = true;
     k->stage = s;
     k->ring->next_stage++;
@@ -304,12 +315,16 @@ enum fl_status nccl_issue(struct nccl *k, bool *moved, struct fl_err *err)
     if (!j->room)
         FL_TRY(job_begin(k, j, err));
     p = &j->table->parcels[j->next_parcel];
-    *moved = true;
-    if (p->direct)
+    if (p->direct) {
+        *moved = true;
         return nccl_call(k, dev_addr(j->mem.addr) + (j->root == k->self ? p->from_off : p->to_off),
                          p->bytes, j->root, err);
+    }
     s = stage_next(k, err);
-    return s ? packed_call(k, j, p, s, err) : err->status;
+    if (!s)
+        return err->status;
+    *moved = true;
+    return packed_call(k, j, p, s, err);
 }
 void nccl_room_drop(struct nccl *k, struct nccl_room *r)
 {
