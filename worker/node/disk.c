@@ -8,13 +8,13 @@
 #include "common/base/fault.h"
 #include "common/base/file.h"
 #include "common/base/log.h"
+#include "common/base/loop.h"
 #include "common/base/str.h"
 
 struct node_disk {
     char path[FL_PATH_MAX];
     int (*ask)(const char *path, struct statvfs *v);
-    uint64_t asked_ns; /* the loop's, as said_late is */
-    bool said_late;
+    uint64_t asked_ns;    /* the loop's */
     pthread_mutex_t lock; /* of what follows */
     unsigned holders;     /* the daemon, and the thread that asks */
     bool asking, known;
@@ -35,9 +35,15 @@ static void let_go(struct node_disk *d)
 static void *look(void *arg)
 {
     struct node_disk *d = arg;
+    uint64_t from = fl_clock_boot_ns();
     struct statvfs v;
     bool ok = d->ask(d->path, &v) == 0;
+    uint64_t took_ms = (fl_clock_boot_ns() - from) / 1000000;
 
+    if (took_ms > NODE_DISK_LATE_MS) /* said here: the log may lie there, too */
+        fl_warn("the state folder's file system did not answer, its room was not told path=%s "
+                "for_ms=%llu",
+                d->path, (unsigned long long)took_ms);
     pthread_mutex_lock(&d->lock);
     d->asking = false;
     d->known = ok;
@@ -87,10 +93,8 @@ void node_disk_look(struct node_disk *d, uint64_t now_ns)
 
 void node_disk_fill(struct node_disk *d, uint64_t now_ns, Fl__NodeStats *out)
 {
-    uint64_t waited_ns = now_ns - d->asked_ns;
-
     pthread_mutex_lock(&d->lock);
-    bool late = d->asking && waited_ns > NODE_DISK_LATE_MS * 1000000ull;
+    bool late = d->asking && now_ns - d->asked_ns > NODE_DISK_LATE_MS * 1000000ull;
 
     if (d->known && !late) {
         out->has_disk_total = out->has_disk_free = true;
@@ -98,13 +102,6 @@ void node_disk_fill(struct node_disk *d, uint64_t now_ns, Fl__NodeStats *out)
         out->disk_free = d->free;
     }
     pthread_mutex_unlock(&d->lock);
-    if (late && !d->said_late)
-        fl_warn("the state folder's file system does not answer, its room is not told path=%s "
-                "waited_ms=%llu",
-                d->path, (unsigned long long)(waited_ns / 1000000));
-    else if (!late && d->said_late)
-        fl_info("the state folder's file system answers again path=%s", d->path);
-    d->said_late = late;
 }
 
 enum fl_status node_disk_create(const char *path, int (*ask)(const char *path, struct statvfs *v),
