@@ -19,7 +19,14 @@
 #include "common/base/str.h"
 #include "common/conf/train_flags.h"
 
-enum { READY_MS = 15000, END_MS = 30000, ORPHAN_S = 5, KEEPERS_MS = 20000, AWAY_MS = 600000, DRIVER_RESTARTS = 3 };
+enum {
+    READY_MS = 15000,
+    END_MS = 30000,
+    ORPHAN_S = 5,
+    KEEPERS_MS = 20000,
+    AWAY_MS = 600000,
+    DRIVER_RESTARTS = 3
+};
 
 struct train {
     struct cli_common common;
@@ -35,26 +42,35 @@ struct train {
 };
 static const struct fl_opt own_opts[] = {
     { FL_OPT_TEXT, "address", .arg = "HOST:PORT", .at = offsetof(struct train, common.address),
-      .help = "run on that cluster; else on FURLONG_ADDRESS, RAY_ADDRESS, the head that runs here, or a private one" },
-    { FL_OPT_INT, "num-gpus", .arg = "N", .min = 0, .max = 4096, .at = offsetof(struct train, num_gpus),
+      .help = "run on that cluster; else on FURLONG_ADDRESS, RAY_ADDRESS, the head that runs here, "
+              "or a private one" },
+    { FL_OPT_INT, "num-gpus", .arg = "N", .min = 0, .max = 4096,
+      .at = offsetof(struct train, num_gpus),
       .help = "a private cluster's logical devices (default: what the run needs)" },
-    { FL_OPT_TEXT, "submission-id", .arg = "ID", .at = offsetof(struct train, given_id), .help = "of its job (default: train_ and eight digits)" },
-    { FL_OPT_TEXT, "pass-env", .arg = "NAME,...", .env = "FURLONG_PASS_ENV", .at = offsetof(struct train, pass),
-      .help = "variables of this shell that go along to the run's processes, besides the proxies and " CLI_PASS_PREFIXES },
-    { FL_OPT_TEXT, "ray-programs", .arg = "FOLDER", .env = "FURLONG_RAY_PROGRAMS", .at = offsetof(struct train, programs),
+    { FL_OPT_TEXT, "submission-id", .arg = "ID", .at = offsetof(struct train, given_id),
+      .help = "of its job (default: train_ and eight digits)" },
+    { FL_OPT_TEXT, "pass-env", .arg = "NAME,...", .env = "FURLONG_PASS_ENV",
+      .at = offsetof(struct train, pass),
+      .help = "variables of this shell that go along to the run's processes, besides the proxies "
+              "and " CLI_PASS_PREFIXES },
+    { FL_OPT_TEXT, "ray-programs", .arg = "FOLDER", .env = "FURLONG_RAY_PROGRAMS",
+      .at = offsetof(struct train, programs),
       .help = "on an external Ray: where furlong is on every node (default: it is sent there)" },
     { FL_OPT_SWITCH, "json", .at = offsetof(struct train, common.json),
       .help = "one JSON object a step on stdout, everything else on stderr" },
     { 0 }
 };
 
-/* ==== where it is recorded ========================================================================= */
+/* ==== where it is recorded ==== */
 static enum fl_status make_id(struct train *t, struct fl_err *err)
 {
     uint32_t id;
 
     if (t->given_id)
-        return FL_COPY(t->id, t->given_id) ? FL_OK : fl_fail(err, FL_INVALID, "--submission-id=%.40s... is longer than %d bytes", t->given_id, CLI_JOB_BYTES - 1);
+        return FL_COPY(t->id, t->given_id)
+                   ? FL_OK
+                   : fl_fail(err, FL_INVALID, "--submission-id=%.40s... is longer than %d bytes",
+                             t->given_id, CLI_JOB_BYTES - 1);
     FL_TRY(fl_random(&id, sizeof(id), err));
     snprintf(t->id, sizeof(t->id), "train_%08x", id);
     return FL_OK;
@@ -81,7 +97,10 @@ static enum fl_status make_run_dir(struct train *t, struct fl_err *err)
     }
     enum fl_status st = fl_mkdirs(t->run_dir, err);
 
-    return st == FL_OK ? FL_OK : fl_wrap(err, st, "%s", t->flags.run_dir ? "--run-dir" : "the run folder (--run-dir names another)");
+    return st == FL_OK ? FL_OK
+                       : fl_wrap(err, st, "%s",
+                                 t->flags.run_dir ? "--run-dir"
+                                                  : "the run folder (--run-dir names another)");
 }
 
 /* ==== its flags ==== */
@@ -117,7 +136,7 @@ static void given_free(struct given *g)
         fl_words_free(g->words[i]);
 }
 
-/* ==== a private cluster ============================================================================ */
+/* ==== a private cluster ==== */
 /* Logical devices that the flags ask for; what is not given is one. */
 static int64_t devices_needed(const struct train_flags *f)
 {
@@ -147,7 +166,8 @@ static enum fl_status check_private(const struct train *t, const struct fl_opts 
 
 static enum fl_status start_private(struct train *t, struct cli_cluster *c, struct fl_err *err)
 {
-    char state[FL_PATH_MAX + 32], logs[FL_PATH_MAX], gpus[40], orphan[40], cluster[16], address[CLI_URL_BYTES];
+    char state[FL_PATH_MAX + 32], logs[FL_PATH_MAX], gpus[40], orphan[40], cluster[16],
+        address[CLI_URL_BYTES];
     json_t *info;
 
     FL_TRY(fl_path(logs, err, "%s/logs", t->run_dir));
@@ -156,8 +176,9 @@ static enum fl_status start_private(struct train *t, struct cli_cluster *c, stru
     snprintf(gpus, sizeof(gpus), "--num-gpus=%lld",
              (long long)(t->num_gpus_given ? t->num_gpus : devices_needed(&t->flags)));
     FL_TRY(cli_daemon_start("furlong-head",
-                            (const char *const[]){ "--private", "--tls=off", "--until-idle", "--node-ip-address=127.0.0.1",
-                                                   "--port=0", "--dashboard-host=127.0.0.1",
+                            (const char *const[]){ "--private", "--tls=off", "--until-idle",
+                                                   "--node-ip-address=127.0.0.1", "--port=0",
+                                                   "--dashboard-host=127.0.0.1",
                                                    "--dashboard-port=0", state, NULL },
                             logs, READY_MS, &info, err));
     t->own[t->n_own++] = (struct cli_daemon){ .kind = 'h', .pid = (pid_t)cli_int(info, "pid"),
@@ -168,7 +189,8 @@ static enum fl_status start_private(struct train *t, struct cli_cluster *c, stru
     snprintf(address, sizeof(address), "--address=%s", cli_text(info, "address"));
     json_decref(info);
     FL_TRY(cli_daemon_start("furlong-node",
-                            (const char *const[]){ address, "--private", "--tls=off", orphan, "--node-ip-address=127.0.0.1",
+                            (const char *const[]){ address, "--private", "--tls=off", orphan,
+                                                   "--node-ip-address=127.0.0.1",
                                                    "--node-name=local", gpus, state, NULL },
                             logs, READY_MS, &info, err));
     t->own[t->n_own++] = (struct cli_daemon){ .kind = 'n', .pid = (pid_t)cli_int(info, "pid"),
@@ -180,11 +202,13 @@ static enum fl_status start_private(struct train *t, struct cli_cluster *c, stru
     json_decref(info);
     slash = strrchr(t->own[1].dir, '/'); /* the head's own folder lies beside it */
     if (slash)
-        (void)fl_path(t->own[0].dir, NULL, "%.*s/h-%s", (int)(slash - t->own[1].dir), t->own[1].dir, cluster);
+        (void)fl_path(t->own[0].dir, NULL, "%.*s/h-%s", (int)(slash - t->own[1].dir), t->own[1].dir,
+                      cluster);
     return FL_OK;
 }
 
-/* Keepers that lost their daemon end by themselves, after --orphan-timeout: each takes its socket away. */
+/* Keepers that lost their daemon end by themselves, after --orphan-timeout: each takes its socket
+ * away. */
 static void keepers_wait(const char *node_dir)
 {
     enum { LOOK_MS = 50 };
@@ -193,7 +217,8 @@ static void keepers_wait(const char *node_dir)
 
     if (fl_path(pattern, NULL, "%s/w/*/keep.sock", node_dir) != FL_OK)
         return;
-    for (int waited = 0; waited < KEEPERS_MS && glob(pattern, GLOB_NOSORT, NULL, &g) == 0; waited += LOOK_MS) {
+    for (int waited = 0; waited < KEEPERS_MS && glob(pattern, GLOB_NOSORT, NULL, &g) == 0;
+         waited += LOOK_MS) {
         globfree(&g);
         (void)poll(NULL, 0, LOOK_MS);
     }
@@ -214,7 +239,8 @@ static void sweep_private(const struct train *t)
         (void)cli_failed("furlong train", &err);
 }
 
-/* The head ends by itself when its job has: this only waits, and forces it when that takes too long. */
+/* The head ends by itself when its job has: this only waits, and forces it when that takes too
+ * long. */
 static void end_private(struct train *t, bool at_once)
 {
     char state[FL_PATH_MAX];
@@ -233,7 +259,10 @@ static void end_private(struct train *t, bool at_once)
 
 static enum fl_status takes_as_it_is(const struct train *t, const char *url, struct fl_err *err)
 {
-    return t->num_gpus_given ? fl_fail(err, FL_INVALID, "--num-gpus is for a private cluster; this run goes to %s and takes its nodes as they are: leave the flag out", url)
+    return t->num_gpus_given ? fl_fail(err, FL_INVALID,
+                                       "--num-gpus is for a private cluster; this run goes to %s "
+                                       "and takes its nodes as they are: leave the flag out",
+                                       url)
                              : FL_OK;
 }
 
@@ -242,7 +271,8 @@ static enum fl_status find_or_start(struct train *t, const struct fl_opts *o,
                                     struct fl_err *err)
 {
     if (launch_asked(&t->launch))
-        return launch_cluster(&t->launch, external ? external->url : t->common.address, (double)devices_needed(&t->flags), c, err);
+        return launch_cluster(&t->launch, external ? external->url : t->common.address,
+                              (double)devices_needed(&t->flags), c, err);
     if (external) {
         *c = *external;
         return takes_as_it_is(t, c->url, err);
@@ -266,9 +296,10 @@ static json_t *submission(const struct train *t, const struct fl_opts *o, json_t
 
     driver_words(t, o, run_dir, &given, words + 1);
     char *line = cli_shell_line(words);
-    json_t *body = json_pack("{s:s,s:s,s:o,s:{s:s},s:{s:i,s:s,s:s*}}", "entrypoint", line, "submission_id",
-                             t->id, "runtime_env", env_take, "metadata", "furlong", "train", "furlong", "driver_restarts",
-                             DRIVER_RESTARTS, "run_dir", t->run_dir, "cwd", getcwd(here, sizeof(here)));
+    json_t *body = json_pack("{s:s,s:s,s:o,s:{s:s},s:{s:i,s:s,s:s*}}", "entrypoint", line,
+                             "submission_id", t->id, "runtime_env", env_take, "metadata", "furlong",
+                             "train", "furlong", "driver_restarts", DRIVER_RESTARTS, "run_dir",
+                             t->run_dir, "cwd", getcwd(here, sizeof(here)));
 
     free(line);
     given_free(&given);
@@ -281,12 +312,20 @@ static int run_on_ray(struct train *t, const struct fl_opts *o, const struct ext
     const char *words[FL_OPT_MAX + 1] = { 0 };
     char *nodes = NULL;
     struct given given;
-    struct external_run r = { .program = o->program, .id = t->id, .programs = t->programs, .pass = t->pass, .launch = &t->launch, .devices = devices_needed(&t->flags),
-                              .words = words, .json = t->common.json, .away_max_ms = AWAY_MS };
+    struct external_run r = { .program = o->program,
+                              .id = t->id,
+                              .programs = t->programs,
+                              .pass = t->pass,
+                              .launch = &t->launch,
+                              .devices = devices_needed(&t->flags),
+                              .words = words,
+                              .json = t->common.json,
+                              .away_max_ms = AWAY_MS };
     struct fl_err err = { 0 };
     int rc;
 
-    if (takes_as_it_is(t, x->cluster.url, &err) != FL_OK || launch_names(&t->launch, &nodes, &err) != FL_OK)
+    if (takes_as_it_is(t, x->cluster.url, &err) != FL_OK ||
+        launch_names(&t->launch, &nodes, &err) != FL_OK)
         return cli_failed(o->program, &err);
     r.nodes = nodes;
     (void)given_words(o, true, &given, words, 0);
@@ -317,9 +356,11 @@ static int run(struct train *t, const struct fl_opts *o)
     enum fl_status st = make_id(t, &err);
 
     if (st == FL_OK)
-        st = env ? cli_env_pass(env, t->pass, &err) : fl_fail(&err, FL_EXHAUSTED, "no memory to submit");
+        st = env ? cli_env_pass(env, t->pass, &err)
+                 : fl_fail(&err, FL_EXHAUSTED, "no memory to submit");
     if (st == FL_OK && external)
-        st = launch_may_join(&t->launch, &err); /* before anybody is asked: it would be refused anywhere */
+        /* before anybody is asked: it would be refused anywhere */
+        st = launch_may_join(&t->launch, &err);
     if (st == FL_OK && external)
         st = external_find(t->common.address, &x, &err);
     if (st != FL_OK || (external && !x.ours)) {
@@ -333,7 +374,8 @@ static int run(struct train *t, const struct fl_opts *o)
     if (st == FL_OK)
         body = submission(t, o, FL_TAKE(env));
     if (st == FL_OK)
-        st = body ? cli_submit(&c, body, id, &err) : fl_fail(&err, FL_EXHAUSTED, "no memory to submit");
+        st = body ? cli_submit(&c, body, id, &err)
+                  : fl_fail(&err, FL_EXHAUSTED, "no memory to submit");
     json_decref(body);
     json_decref(env);
     if (st != FL_OK) {
@@ -344,7 +386,8 @@ static int run(struct train *t, const struct fl_opts *o)
         (void)rmdir(t->run_dir); /* goes only if nothing was written */
         return rc;
     }
-    fprintf(stderr, "job %s on %s%s, recorded in %s\n", id, c.url, t->n_own ? " (private)" : "", t->run_dir);
+    fprintf(stderr, "job %s on %s%s, recorded in %s\n", id, c.url, t->n_own ? " (private)" : "",
+            t->run_dir);
     how.n_own = t->n_own;
     (void)fl_path(logs, NULL, "%s/logs", t->run_dir); /* made a moment ago: it is not too long */
     int rc = cli_watch(o->program, &c, id, &how);
@@ -361,9 +404,12 @@ int cli_train(int argc, char **argv)
 {
     struct train *t = calloc(1, sizeof(*t)); /* too large for the stack of a command */
     struct fl_opts o = {
-        .program = "furlong train", .usage = "[OPTION...]",
-        .about = "Generates with rollout engines, trains on what they wrote, moves the new weights back; many times.\n"
-                 "Without a cluster it starts a private one on this machine, which ends with the run.",
+        .program = "furlong train",
+        .usage = "[OPTION...]",
+        .about = "Generates with rollout engines, trains on what they wrote, moves the new "
+                 "weights back; many times.\n"
+                 "Without a cluster it starts a private one on this machine, which ends with the "
+                 "run.",
         .notes = "More flags from the environment: MILES_EXTRA_ARGS; the command line wins.",
         .takes_file = true,
     };
@@ -373,7 +419,8 @@ int cli_train(int argc, char **argv)
         return cli_misused(o.program, "no memory");
     train_flags_tables(&t->flags, o.tables);
     o.tables[TRAIN_FLAG_TABLES] = (struct fl_opt_table){ "Cluster and output", own_opts, t };
-    o.tables[TRAIN_FLAG_TABLES + 1] = (struct fl_opt_table){ "Several nodes", launch_opts, &t->launch };
+    o.tables[TRAIN_FLAG_TABLES + 1] =
+        (struct fl_opt_table){ "Several nodes", launch_opts, &t->launch };
     enum fl_status st = train_flags_parse(&t->flags, &o, argc, argv, &err);
     int rc;
 

@@ -292,7 +292,8 @@ static void driver_again(struct job *j, struct seat *d)
     if (wait_ms > HEAD_DRIVER_BACKOFF_MAX_MS)
         wait_ms = HEAD_DRIVER_BACKOFF_MAX_MS;
     rec.attempt = j->rec->attempt + 1;
-    if (head_record(h, REC_JOB, &rec, NULL, &err) != FL_OK || seat_again(d, d->rec->restarts + 1, &err) != FL_OK)
+    if (head_record(h, REC_JOB, &rec, NULL, &err) != FL_OK ||
+        seat_again(d, d->rec->restarts + 1, &err) != FL_OK)
         return;
     d->ready_ns = fl_loop_now_ns(h->loop) + wait_ms * 1000000;
     fl_metric_add(h->count.restarts, 1);
@@ -436,7 +437,8 @@ static bool has_room(struct head *h, struct job *j)
 
 bool node_is_heads(const struct node *n)
 {
-    return strcmp(n->rec->boot_id, n->head->boot_id) == 0 && strcmp(n->rec->address, n->head->node_ip) == 0;
+    return strcmp(n->rec->boot_id, n->head->boot_id) == 0 &&
+           strcmp(n->rec->address, n->head->node_ip) == 0;
 }
 
 bool job_may_run_on(const struct job *j, const struct node *n)
@@ -461,12 +463,14 @@ bool job_waits(const struct job *j, struct fl_str *why)
     if (j->rec->status != FL__JOB_STATUS__JOB_PENDING)
         return false;
     if (j->head->state == HEAD_RECOVERING)
-        fl_str_add(why, "the head has just started and waits for the nodes that it knows to report");
+        fl_str_add(why,
+                   "the head has just started and waits for the nodes that it knows to report");
     else if (g && g->why[0] && g->rec->state == FL__GROUP_STATE__GROUP_PENDING)
         fl_str_add(why, "%s%s", g->why, g->wait == WAIT_NODES ? "; it waits for other nodes" : "");
     else if (!any_node_takes_driver(j))
-        fl_str_add(why, j->rec->off_head ? "no node but the head's own is there, and --off-head was asked"
-                                         : "no node is there");
+        fl_str_add(why, j->rec->off_head
+                            ? "no node but the head's own is there, and --off-head was asked"
+                            : "no node is there");
     else
         fl_str_add(why, "it is being started");
     return true;

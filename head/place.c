@@ -572,7 +572,8 @@ static void remember(struct head *h, struct group *g, Fl__DecisionRec *d, enum f
 }
 
 /* Jobs that hold some of it there, by name. */
-static void add_holders(struct head *h, const Fl__SnapNode *n, const char *resource, struct fl_str *out)
+static void add_holders(struct head *h, const Fl__SnapNode *n, const char *resource,
+                        struct fl_str *out)
 {
     enum { SHOWN = 3 };
     const struct job *shown[SHOWN];
@@ -603,8 +604,9 @@ static void add_holders(struct head *h, const Fl__SnapNode *n, const char *resou
 }
 
 /* Which nodes could take a bundle and cannot now, what they lack, and who has it. */
-static void add_blockers(struct head *h, const Fl__DecisionRec *d, const struct placement_snapshot *snap,
-                         const struct placement_why *why, size_t n, struct fl_str *out)
+static void add_blockers(struct head *h, const Fl__DecisionRec *d,
+                         const struct placement_snapshot *snap, const struct placement_why *why,
+                         size_t n, struct fl_str *out)
 {
     enum { SHOWN = 2 };
     size_t blocked = 0;
@@ -614,8 +616,9 @@ static void add_blockers(struct head *h, const Fl__DecisionRec *d, const struct 
 
         if (w->rule || w->has_e4 >= w->each_e4 || w->total_e4 < w->each_e4 || blocked++ >= SHOWN)
             continue;
-        fl_str_add(out, "; node %s: %s %g wanted, %g free of %g", d->nodes[w->node]->name, snap->resources[w->resource],
-                   (double)w->each_e4 / PLACEMENT_ONE, (double)w->has_e4 / PLACEMENT_ONE, (double)w->total_e4 / PLACEMENT_ONE);
+        fl_str_add(out, "; node %s: %s %g wanted, %g free of %g", d->nodes[w->node]->name,
+                   snap->resources[w->resource], (double)w->each_e4 / PLACEMENT_ONE,
+                   (double)w->has_e4 / PLACEMENT_ONE, (double)w->total_e4 / PLACEMENT_ONE);
         add_holders(h, d->nodes[w->node], snap->resources[w->resource], out);
     }
     if (blocked > SHOWN)

@@ -127,11 +127,13 @@ void seat_unplug(struct seat *s)
     seat_dirty(s);
 }
 
-/* 127 and 126 are a shell's words for a command that is not there or may not be run: it would be so the next
- * time too. One that ran before, in an attempt or up to its join, is another matter: a file system may come back. */
+/* 127 and 126 are a shell's words for a command that is not there or may not be run: it would be so
+ * the next time too. One that ran before, in an attempt or up to its join, is another matter: a
+ * file system may come back. */
 static bool never_ran(const struct seat *s, const Fl__Exit *x)
 {
-    return s->rec->restarts == 0 && !s->joined && x->cause == EXIT_EXITED && (x->code == 126 || x->code == 127);
+    return s->rec->restarts == 0 && !s->joined && x->cause == EXIT_EXITED &&
+           (x->code == 126 || x->code == 127);
 }
 
 void seat_gone(struct seat *s, uint32_t attempt, const Fl__Exit *x, struct after *then)
@@ -208,7 +210,8 @@ static void stop_answered(struct send *t, enum fl_status st, const struct wire_m
         return;
     }
     if (s->rec->ending ? s->rec->ending != t->n : s->rec->who->attempt != t->n) {
-        head_kick(t->head); /* that attempt's end was heard first: the next one is not being stopped */
+        /* that attempt's end was heard first: the next one is not being stopped */
+        head_kick(t->head);
         return;
     }
     s->stopping = st == FL_OK;
@@ -412,7 +415,8 @@ static char *peers_text(struct head *h)
             left_out++;
     }
     if (left_out)
-        fl_warn("a worker's NO_PROXY lacks nodes n=%u: %d bytes of addresses at most", left_out, PEERS_MAX);
+        fl_warn("a worker's NO_PROXY lacks nodes n=%u: %d bytes of addresses at most", left_out,
+                PEERS_MAX);
     return must(all.data);
 }
 
@@ -560,7 +564,8 @@ static void member_over(struct head *h, struct seat *s)
 
     if (how && !seat_wants_end(s) && s->rec->unrunnable) {
         if (set_state(s, FL__SEAT_STATE__SEAT_CLOSED) == FL_OK)
-            joblog_note(s->job, "%s; it is not started again: its command cannot be run there", ending(s));
+            joblog_note(s->job, "%s; it is not started again: its command cannot be run there",
+                        ending(s));
         return;
     }
     if (seat_wants_end(s) || !how || n >= how->restart_max) {
@@ -636,7 +641,8 @@ static void add_missing(const struct seat *s, struct fl_str *out)
     struct node *n = seat_node(s);
     const Fl__LayoutRank *rank = seat_rank(s);
 
-    fl_str_add(out, "%s%u on %s (%s", out->len ? ", " : "", s->rec->rank, n ? n->rec->name : "no node yet", n ? n->rec->address : "-");
+    fl_str_add(out, "%s%u on %s (%s", out->len ? ", " : "", s->rec->rank,
+               n ? n->rec->name : "no node yet", n ? n->rec->address : "-");
     if (rank && rank->has_base_port)
         fl_str_add(out, ":%u", rank->base_port);
     fl_str_add(out, ", %s)", s->started ? "has not joined" : "is not started");
@@ -651,7 +657,8 @@ static void tell_late(struct head *h, struct group *g, struct role *r)
     struct seat *s, *tmp;
 
     HASH_ITER (hh, h->seats, s, tmp) {
-        if (!s->rec->has_group || seat_group(s) != g || strcmp(s->rec->role, r->rec->launch->role) != 0)
+        if (!s->rec->has_group || seat_group(s) != g ||
+            strcmp(s->rec->role, r->rec->launch->role) != 0)
             continue;
         if (s->joined || s->rec->state == FL__SEAT_STATE__SEAT_CLOSED)
             joined += s->joined;
@@ -662,8 +669,9 @@ static void tell_late(struct head *h, struct group *g, struct role *r)
     }
     r->late_told = true;
     if (shown)
-        joblog_note(g->job, "%u of %u of role %s have joined after %u s; missing: %s%s", joined, r->rec->world, r->rec->launch->role,
-                    h->late_ms / 1000, list, left ? ", and more" : "");
+        joblog_note(g->job, "%u of %u of role %s have joined after %u s; missing: %s%s", joined,
+                    r->rec->world, r->rec->launch->role, h->late_ms / 1000, list,
+                    left ? ", and more" : "");
 }
 
 static void settle_roles(struct head *h, uint64_t now_ns)

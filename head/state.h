@@ -32,9 +32,9 @@ enum {
     HEAD_PLACE_MS = 5000,     /* for all daemons of a placement to prepare, or to commit     */
     HEAD_RETRY_MS = 1000,     /* what could not be sent is looked at again                   */
     HEAD_STOP_TERM_MS = 3000, /* SIGTERM, then SIGKILL: as Ray's; RAY_JOB_STOP_WAIT_TIME_S   */
-    HEAD_LATE_MS = 30000,     /* a role not whole after so long: who is missing is said; FURLONG_LATE_MS */
-    HEAD_JOB_START_S = 900,   /* PENDING for so long: failed; RAY_JOB_START_TIMEOUT_SECONDS  */
-    HEAD_END_MS = 15000,      /* for jobs to end, and for daemons to leave, at a shutdown    */
+    HEAD_LATE_MS = 30000,   /* a role not whole by then: who is missing is said; FURLONG_LATE_MS */
+    HEAD_JOB_START_S = 900, /* PENDING for so long: failed; RAY_JOB_START_TIMEOUT_SECONDS  */
+    HEAD_END_MS = 15000,    /* for jobs to end, and for daemons to leave, at a shutdown    */
     HEAD_TOLD_MS = 5000, /* until_idle: how long a follower may be silent before it reads the end */
     HEAD_DRIVER_BACKOFF_MS = 1000,
     HEAD_DRIVER_BACKOFF_MAX_MS = 30000,
@@ -46,8 +46,8 @@ enum {
     HEAD_STEPS_KEPT = 1024,
     HEAD_STEP_BYTES = 256 << 10,
     HEAD_GROUPS_A_JOB = 256,
-    HEAD_BAD_ENDS = 3,         /* so many in HEAD_FAULT_S: the node is avoided, and said to be in trouble */
-    HEAD_FAULT_S = 600,        /* a worker that lived for so long begins to count its restarts anew */
+    HEAD_BAD_ENDS = 3, /* so many in HEAD_FAULT_S: the node is avoided, and said to be troubled */
+    HEAD_FAULT_S = 600, /* a worker that lived for so long begins to count its restarts anew */
     HEAD_READINGS = 64, /* of one worker; more of them are not kept */
 };
 
@@ -92,7 +92,7 @@ struct node {
     struct use *uses;
     size_t n_uses;
     bool uses_told; /* false: this node does not say */
-    uint64_t bad_ns[HEAD_BAD_ENDS]; /* when workers ended on it by a fault of their own, the last ones */
+    uint64_t bad_ns[HEAD_BAD_ENDS]; /* when workers last ended on it by a fault of their own */
     char bad_why[256];              /* of the last of them */
     uint64_t joined_ms, left_ms; /* wall clock, for people; of this start of the head */
     uint32_t load_e2;
@@ -350,7 +350,8 @@ bool node_troubled(const struct node *n);
 void uses_take(struct node *n, const Fl__Beat *b);
 void uses_free(struct node *n);
 enum { SEAT_LEASES = 64 }; /* of one process; what is beyond is not shown */
-size_t seat_leases(const struct seat *s, struct lease **out, size_t cap); /* which it stands on; how many */
+/* Which it stands on; how many. */
+size_t seat_leases(const struct seat *s, struct lease **out, size_t cap);
 
 /* ---- uplink.c: one daemon's stream, and calls to it ---- */
 struct uplink;
@@ -375,7 +376,8 @@ struct head *uplink_head(const struct uplink *u);
 struct node *uplink_node(const struct uplink *u); /* NULL before it has joined */
 const char *uplink_from(const struct uplink *u);  /* the other end of its stream, as ADDRESS:PORT */
 /* The one that it was, or NULL: it has ended. */
-struct uplink *uplink_find(const struct head *h, const struct uplink *was, const struct fl_node_ref *who);
+struct uplink *uplink_find(const struct head *h, const struct uplink *was,
+                           const struct fl_node_ref *who);
 void uplink_join(struct uplink *u, struct node *n);
 /* This journal lacks what u's daemon has: takes a later term, and u has to come back. */
 void uplink_older(struct uplink *u, uint64_t from);
@@ -386,11 +388,13 @@ void reply_refuse(struct call_req *req, enum fl_status st, const char *fmt, ...)
 
 /* ---- join.c: what a daemon says it has, against what the journal says ---- */
 void join_serve(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m);
-void join_settle(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m); /* its address is good */
+/* Its address is good. */
+void join_settle(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m);
 
 /* ---- dial.c: the address of a node that joins is dialled before it is believed ---- */
 /* join_settle() or a refusal follows. FL_INVALID: refused at once; req is still to be answered. */
-enum fl_status dial_back(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m, struct fl_err *err);
+enum fl_status dial_back(struct uplink *u, struct call_req *req, const Fl__JoinRequest *m,
+                         struct fl_err *err);
 void dials_end(struct head *h);
 void worker_changed(struct head *h, struct node *n, const Fl__WorkerState *w, struct call_req *req);
 
@@ -420,7 +424,8 @@ enum fl_status job_stop(struct head *h, struct job *j, struct after *then, bool 
                         struct fl_err *err);
 void jobs_settle(struct head *h);
 /* Of one that has ended; told to nobody from then on. */
-enum fl_status job_ask_delete(struct head *h, struct job *j, struct after *then, struct fl_err *err);
+enum fl_status job_ask_delete(struct head *h, struct job *j, struct after *then,
+                              struct fl_err *err);
 /* What a driver finds in RAY_JOB_CONFIG_JSON_ENV_VAR; free(). */
 char *job_config_json(const struct job *j);
 bool job_wants_resources(const struct job *j);

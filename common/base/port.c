@@ -25,7 +25,8 @@ static unsigned long listener_inode(uint16_t port)
             unsigned local, state;
             unsigned long ino;
 
-            if (sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s %*s %*s %*s %lu", &local, &state, &ino) == 3 &&
+            if (sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s %*s %*s %*s %lu",
+                       &local, &state, &ino) == 3 &&
                 local == port && state == 0x0a)
                 inode = ino;
         }

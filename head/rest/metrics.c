@@ -230,7 +230,8 @@ static void of_devices(struct head *h, struct fl_str *out, bool busy)
         for (size_t i = 0; rest_node_alive(n) && i < n->n_uses; i++) {
             const struct use *u = &n->uses[i];
             ProtobufCBinaryData id = BYTES_OF(u->who.id);
-            struct seat *s = u->known && (busy ? u->has_pct : u->has_bytes) ? seat_of(h, &id) : NULL;
+            struct seat *s =
+                u->known && (busy ? u->has_pct : u->has_bytes) ? seat_of(h, &id) : NULL;
 
             if (!s)
                 continue;

@@ -21,7 +21,7 @@ struct node_config {     /* texts are borrowed as long as the node lives; NULL o
     int64_t orphan_s; /* without a head for so long: ends what it runs, then itself; 0: never */
     int64_t wait_s;   /* at the start, for a head */
     int64_t ready_fd; /* -1: none */
-    uint32_t drain_ms; /* how long a worker's end waits for each next piece of its output to be taken */
+    uint32_t drain_ms; /* how long a worker's end waits for each next piece of its output to go */
     struct json_t *notes; /* sentences for whoever started it; shown in node.json */
     bool is_private;  /* shown in node.json: of one run's own cluster */
     /* what tests put in the place of the real thing */

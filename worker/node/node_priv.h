@@ -54,9 +54,19 @@ struct follow {
 /* ---- worker.c ---- */
 struct devmem; /* devmem.c */
 struct line;   /* sock.c: a worker's connection */
-enum node_metric { NODE_WORKERS, NODE_STARTED, NODE_ENDED, NODE_PUSHED_BYTES, NODE_GONE_BYTES, NODE_JOINS, NODE_RELAYS, NODE_METRICS };
+enum node_metric {
+    NODE_WORKERS,
+    NODE_STARTED,
+    NODE_ENDED,
+    NODE_PUSHED_BYTES,
+    NODE_GONE_BYTES,
+    NODE_JOINS,
+    NODE_RELAYS,
+    NODE_METRICS
+};
 /* The daemon's own metrics, for the head to show. */
-size_t node_counts(const struct node *n, const char *names[NODE_METRICS], double values[NODE_METRICS]);
+size_t node_counts(const struct node *n, const char *names[NODE_METRICS],
+                   double values[NODE_METRICS]);
 struct worker {
     UT_hash_handle hh;
     struct node *node;
@@ -142,7 +152,8 @@ void node_uplink_metric(struct uplink *u, const struct fl_seat_ref *who, const c
                         double value);
 void node_uplink_forget_metrics(struct uplink *u, const struct fl_seat_ref *who);
 void node_uplink_may(struct uplink *u);    /* no strays any more: go on */
-void node_uplink_fenced(struct uplink *u, const char *why); /* the head says so: ends everything, then joins anew */
+/* The head says so: ends everything, then joins anew. */
+void node_uplink_fenced(struct uplink *u, const char *why);
 void node_uplink_purged(struct uplink *u); /* nothing runs any more: join anew, as the next start */
 void node_uplink_leave(struct uplink *u, const char *why,
                        void (*left)(struct node *n)); /* tells the head */

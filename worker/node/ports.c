@@ -145,7 +145,8 @@ static void drop(void *arg, uint16_t port)
 
 /* count in a row from *from on; *from moves behind them. To the end of the numbers and once more
  * through all of them: what is not found then is not there. */
-static enum fl_status find_row(struct node *n, uint16_t *from, uint32_t count, uint32_t *out, struct fl_err *err)
+static enum fl_status find_row(struct node *n, uint16_t *from, uint32_t count, uint32_t *out,
+                               struct fl_err *err)
 {
     const struct port_taker taker = { take, drop, n };
     uint32_t have = 0, before = 0;
@@ -172,20 +173,23 @@ static enum fl_status find_row(struct node *n, uint16_t *from, uint32_t count, u
 
 /* Whoever gets a port binds it minutes later, when its model is loaded: until its lease ends no
  * other group is told the same. */
-enum fl_status node_ports_find(struct node *n, const Fl__LeasePrepare *m, uint32_t ports[NODE_PORTS_MAX],
-                               struct fl_err *err)
+enum fl_status node_ports_find(struct node *n, const Fl__LeasePrepare *m,
+                               uint32_t ports[NODE_PORTS_MAX], struct fl_err *err)
 {
-    uint16_t from = m->has_ports_from && m->ports_from <= 65535 ? (uint16_t)m->ports_from : PORTS_FROM;
+    uint16_t from =
+        m->has_ports_from && m->ports_from <= 65535 ? (uint16_t)m->ports_from : PORTS_FROM;
     uint32_t block = m->has_port_block && m->port_block ? m->port_block : 1;
     uint64_t lease = m->n_leases ? m->leases[0]->id : 0;
 
     given_forget(n, lease);
     node_ports_settle(n);
     if (m->free_ports > NODE_PORTS_MAX || n->n_given + m->free_ports > FL_LEN(n->given))
-        return fl_fail(err, FL_EXHAUSTED, "%u ports asked, at most %d at once, and %zu of %zu are given", m->free_ports,
-                       NODE_PORTS_MAX, n->n_given, FL_LEN(n->given));
+        return fl_fail(err, FL_EXHAUSTED,
+                       "%u ports asked, at most %d at once, and %zu of %zu are given",
+                       m->free_ports, NODE_PORTS_MAX, n->n_given, FL_LEN(n->given));
     for (uint32_t i = 0; i < m->free_ports; i += block)
-        FL_TRY(find_row(n, &from, m->free_ports - i < block ? m->free_ports - i : block, &ports[i], err));
+        FL_TRY(find_row(n, &from, m->free_ports - i < block ? m->free_ports - i : block, &ports[i],
+                        err));
     return FL_OK;
 }
 
@@ -198,7 +202,8 @@ void node_ports_give(struct node *n, const Fl__LeasePrepare *m, const uint32_t *
     node_ports_settle(n);
 }
 
-static enum fl_status named_port(struct node *n, const Fl__WorkerSpec *spec, const char *port, struct fl_err *err)
+static enum fl_status named_port(struct node *n, const Fl__WorkerSpec *spec, const char *port,
+                                 struct fl_err *err)
 {
     uint32_t number = number_of(port);
     char who[160];
@@ -207,9 +212,12 @@ static enum fl_status named_port(struct node *n, const Fl__WorkerSpec *spec, con
     if (number < 1 || number > 65535)
         return fl_fail(err, FL_INVALID, "%.60s: a port is a number from 1 to 65535", port);
     if (fl_port_holder((uint16_t)number, who, sizeof(who)))
-        return fl_fail(err, FL_EXISTS, "port %u (%.*s) of node %s is taken by %s", number, len, port, n->name, who);
+        return fl_fail(err, FL_EXISTS, "port %u (%.*s) of node %s is taken by %s", number, len,
+                       port, n->name, who);
     if (is_given(n, number, spec))
-        return fl_fail(err, FL_EXISTS, "port %u (%.*s) of node %s is given to other work that has not bound it yet; see furlong list ports",
+        return fl_fail(err, FL_EXISTS,
+                       "port %u (%.*s) of node %s is given to other work that has not bound it "
+                       "yet; see furlong list ports",
                        number, len, port, n->name);
     if (!hold(n, (uint16_t)number))
         return fl_fail(err, FL_EXISTS,
@@ -234,7 +242,8 @@ enum fl_status node_ports_of_worker(struct node *n, Fl__WorkerSpec *spec, struct
         if (strchr(spec->ports[i], '='))
             continue;
         FL_TRY(find_row(n, &from, 1, &port, err));
-        n->ports_from = from; /* on and on: one that was just let go may linger with its last user */
+        n->ports_from =
+            from; /* on and on: one that was just let go may linger with its last user */
         if (asprintf(&both, "%s=%u", spec->ports[i], port) < 0)
             return fl_fail(err, FL_EXHAUSTED, "no memory for a port");
         free(spec->ports[i]);

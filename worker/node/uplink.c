@@ -317,13 +317,16 @@ static void dialled_back(void *arg, struct stream *s)
     stream_close(s, NULL);
 }
 
-/* For the head to prove this node's address. One that lies on loopback needs no proof. 0: it listens nowhere. */
+/* For the head to prove this node's address. One that lies on loopback needs no proof. 0: it
+ * listens nowhere. */
 static enum fl_status open_door(struct uplink *u, uint32_t *port, struct fl_err *err)
 {
     struct node *n = u->node;
     struct wire_hello me = { .role = "node", .node = n->ident.me };
     char target[sizeof(n->addr.text) + 8];
-    struct stream_to at = { .target = target, .key_path = u->keyed ? n->token_path : NULL, .tls = n->cfg.tls };
+    struct stream_to at = { .target = target,
+                            .key_path = u->keyed ? n->token_path : NULL,
+                            .tls = n->cfg.tls };
 
     *port = 0;
     if (n->addr.loopback || (!u->keyed && !n->cfg.tls))
@@ -422,13 +425,16 @@ static void note_release(struct uplink *u, const struct wire_hello *peer)
 {
     const struct node *n = u->node;
 
-    if (!peer->build[0] || strcmp(peer->build, FURLONG_VERSION) == 0 || strcmp(peer->build, u->build) == 0)
+    if (!peer->build[0] || strcmp(peer->build, FURLONG_VERSION) == 0 ||
+        strcmp(peer->build, u->build) == 0)
         return;
     (void)FL_COPY(u->build, peer->build);
     fl_info("head is of another release head=%s own=%s", peer->build, FURLONG_VERSION);
-    json_array_append_new(n->cfg.notes, json_sprintf("versions: the head at %s is of release %s and this daemon of %s; both speak "
-                                                     "protocol %u, so it joins",
-                                                     n->cfg.address, peer->build, FURLONG_VERSION, peer->major));
+    json_array_append_new(
+        n->cfg.notes,
+        json_sprintf("versions: the head at %s is of release %s and this daemon of %s; both speak "
+                     "protocol %u, so it joins",
+                     n->cfg.address, peer->build, FURLONG_VERSION, peer->major));
 }
 
 static void on_opened(void *service, const struct wire_hello *peer)
@@ -475,7 +481,8 @@ static void dial(struct uplink *u)
 
     u->state = UP_CONNECTING;
     snprintf(me.build, sizeof(me.build), "%s", FURLONG_VERSION);
-    /* A head on loopback asks its daemons for no token, and takes one that it did not ask for amiss. */
+    /* A head on loopback asks its daemons for no token, and takes one that it did not ask for
+     * amiss. */
     u->keyed = !fl_addr_is_loopback(n->cfg.address) && access(n->token_path, R_OK) == 0;
     to.key_path = u->keyed ? n->token_path : NULL;
     enum fl_status st = FL_FAULT("node.connect") ? fl_fail_errno(&err, "connect to the head")

@@ -169,10 +169,11 @@ static enum fl_status no_others(const struct driver *d, struct fl_err *err)
         FL_TRY(ckpt_state_read(d->load_dir, &from, err));
     if (there.step <= from.step)
         return FL_OK;
-    return fl_fail(err, FL_EXISTS,
-                   "%s holds step %ju of an earlier run: --load %s goes on from it, another --run-dir or "
-                   "--save begins anew",
-                   d->save_dir, (uintmax_t)there.step, d->save_dir);
+    return fl_fail(
+        err, FL_EXISTS,
+        "%s holds step %ju of an earlier run: --load %s goes on from it, another --run-dir or "
+        "--save begins anew",
+        d->save_dir, (uintmax_t)there.step, d->save_dir);
 }
 
 /* --load names a checkpoint, or a folder of them; its seed goes on unless another one was given. */
