@@ -149,6 +149,29 @@ static void layout_of(struct layout *l, unsigned ndim, uint64_t item, const uint
     }
 }
 
+/* The longest of them is the segment's rows. False: more than a segment can say. */
+static bool rows_of(struct walk *walk, unsigned *n, struct link_seg *seg)
+{
+    unsigned longest = 0;
+
+    if (*n == 0)
+        return true;
+    for (unsigned i = 1; i < *n; i++)
+        if (walk[i].len > walk[longest].len)
+            longest = i;
+    struct walk rows = walk[longest];
+
+    if (rows.len > UINT32_MAX)
+        return false;
+    memmove(&walk[longest], &walk[longest + 1], (*n - longest - 1) * sizeof(walk[0]));
+    --*n;
+    seg->rows = (uint32_t)rows.len;
+    seg->from_step = rows.from;
+    seg->to_step = rows.to;
+    seg->byte_step = rows.whole;
+    return true;
+}
+
 bool box_segments(const struct xfer_tensor *t, uint32_t tensor, const struct xfer_box *part,
                   struct placed from, struct placed to,
                   bool (*emit)(void *arg, const struct link_seg *seg), void *arg)
@@ -156,7 +179,7 @@ bool box_segments(const struct xfer_tensor *t, uint32_t tensor, const struct xfe
     uint64_t run = xfer_dtype_bytes(t->dtype);
     struct layout f, o, w;
     struct walk walk[FL_DIMS];
-    unsigned d = t->ndim, n = 0, longest = 0;
+    unsigned d = t->ndim, n = 0;
 
     layout_of(&f, t->ndim, run, from.box->len, from.box->at, part, from.off);
     layout_of(&o, t->ndim, run, to.box->len, to.box->at, part, to.off);
@@ -178,21 +201,8 @@ bool box_segments(const struct xfer_tensor *t, uint32_t tensor, const struct xfe
                             .tensor = tensor };
     uint64_t at[FL_DIMS] = { 0 }, times = 1;
 
-    for (unsigned i = 1; i < n; i++)
-        if (walk[i].len > walk[longest].len)
-            longest = i;
-    if (n > 0) {
-        struct walk rows = walk[longest];
-
-        if (rows.len > UINT32_MAX)
-            return false;
-        memmove(&walk[longest], &walk[longest + 1], (n - longest - 1) * sizeof(walk[0]));
-        n--;
-        seg.rows = (uint32_t)rows.len;
-        seg.from_step = rows.from;
-        seg.to_step = rows.to;
-        seg.byte_step = rows.whole;
-    }
+    if (!rows_of(walk, &n, &seg))
+        return false;
     for (unsigned i = 0; i < n; i++)
         times *= walk[i].len;
     for (uint64_t k = 0; k < times; k++) {

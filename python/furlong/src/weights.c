@@ -19,7 +19,7 @@ struct py_weights {
     /* turns: begin(), publish() and commit() that are inside the library */
     Py_ssize_t n, views, turns;
     PyObject *index; /* name: number */
-    PyObject *lent; /* the tensors that are given where they lie */
+    PyObject *lent;  /* the tensors that are given where they lie */
     bool offered;
     int device; /* -1: host memory */
 };
@@ -82,6 +82,45 @@ static bool rows_fill(struct py_weights *s, const struct tensor_list *l)
     return true;
 }
 
+/* The device and the stream of m->o; -1: an exception is set. */
+static int where_lies(struct make_op *m, int device, PyObject *stream)
+{
+    const struct furlong_seat *seat = furlong_seat(m->f);
+
+    if (device >= 0 && (uint32_t)device >= seat->n_devices) {
+        core_fail(FL_INVALID, "%s: device %d, this seat has %u", m->set, device, seat->n_devices);
+        return -1;
+    }
+    if (device >= 0)
+        m->o.device = seat->device_uuids[device];
+    if (stream != Py_None)
+        m->o.stream = PyLong_AsVoidPtr(stream);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The set that m has made, as an object; NULL: an exception is set. */
+static struct py_weights *weights_of(struct py_run *r, struct make_op *m, int device)
+{
+    struct py_weights *s = (struct py_weights *)core_new(weights_type);
+
+    if (!s)
+        return NULL;
+    if (device < 0 && m->offer && m->list.on_device)
+        device = m->list.device; /* the library finds it by their addresses */
+    Py_INCREF((PyObject *)r);
+    s->run = r;
+    s->offered = m->offer;
+    s->device = device < 0 ? -1 : view_device_shown(device);
+    s->lent = m->o.in_place ? m->list.keep : NULL;
+    Py_XINCREF(s->lent);
+    s->w = m->w;
+    m->w = NULL;
+    run_adopt(r, &s->child, weights_empty);
+    if (!rows_fill(s, &m->list))
+        Py_CLEAR(s);
+    return s;
+}
+
 PyObject *run_weights(PyObject *self, PyObject *args)
 {
     struct py_run *r = (struct py_run *)self;
@@ -90,7 +129,6 @@ PyObject *run_weights(PyObject *self, PyObject *args)
     PyObject *entries, *stream;
     const char *set, *local_dir;
     int offer, fixed, check, device, in_place;
-    const struct furlong_seat *seat;
     unsigned slots;
 
     if (!PyArg_ParseTuple(args, "psO!IpOpzip", &offer, &set, &PyList_Type, &entries, &slots, &fixed,
@@ -113,44 +151,16 @@ PyObject *run_weights(PyObject *self, PyObject *args)
         .local_dir = m->local_dir,
         .in_place = in_place,
     };
-    seat = furlong_seat(r->f);
-    if (device >= 0 && (uint32_t)device >= seat->n_devices) {
-        core_fail(FL_INVALID, "%s: device %d, this seat has %u", set, device, seat->n_devices);
+    if (where_lies(m, device, stream) < 0)
         goto out;
-    }
-    if (device >= 0)
-        m->o.device = seat->device_uuids[device];
-    if (stream != Py_None) {
-        m->o.stream = PyLong_AsVoidPtr(stream);
-        if (PyErr_Occurred())
-            goto out;
-    }
-    if (device < 0 && offer && m->list.on_device)
-        device = m->list.device; /* the library finds it by their addresses */
     if (op_run(r, &m->op)) {
         m = NULL;
         goto out;
     }
-    if (m->op.st != FL_OK) {
+    if (m->op.st == FL_OK)
+        s = weights_of(r, m, device);
+    else
         core_raise(&m->op.err);
-        goto out;
-    }
-    s = (struct py_weights *)core_new(weights_type);
-    if (s) {
-        Py_INCREF(self);
-        s->run = r;
-        s->offered = offer;
-        s->device = device < 0 ? -1 : view_device_shown(device);
-        s->lent = in_place ? m->list.keep : NULL;
-        Py_XINCREF(s->lent);
-        s->w = m->w;
-        m->w = NULL;
-        run_adopt(r, &s->child, weights_empty);
-        if (!rows_fill(s, &m->list)) {
-            Py_DECREF((PyObject *)s);
-            s = NULL;
-        }
-    }
 out:
     if (m)
         op_free(&m->op);
@@ -193,8 +203,7 @@ static PyObject *look(PyObject *self, PyObject *key, bool last)
     if (!at)
         Py_RETURN_NONE;
     return view_make(s->run, self, at, s->rows[i].dtype, s->rows[i].ndim, s->rows[i].len,
-                     last || !s->offered, s->device,
-                     &s->views);
+                     last || !s->offered, s->device, &s->views);
 }
 
 static PyObject *weights_data(PyObject *self, PyObject *key)
@@ -408,8 +417,8 @@ PyObject *run_alloc(PyObject *self, PyObject *args)
             if (furlong_arena_alloc(r->f, (enum furlong_tag)tag, device, bytes ? bytes : 1, &m->at,
                                     &err) == FL_OK) {
                 run_adopt(r, &m->child, memory_empty);
-                view = view_make(r, (PyObject *)m, m->at, l.t->dtype, l.t->ndim, l.t->shape,
-                                 false, device < 0 ? -1 : view_device_shown(device), NULL);
+                view = view_make(r, (PyObject *)m, m->at, l.t->dtype, l.t->ndim, l.t->shape, false,
+                                 device < 0 ? -1 : view_device_shown(device), NULL);
             } else {
                 core_raise(&err);
             }
