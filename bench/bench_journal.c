@@ -87,10 +87,8 @@ static double raw_rate(const char *path, unsigned syncs)
     uint64_t start = fl_clock_boot_ns();
 
     for (unsigned i = 0; fd >= 0 && i < syncs; i++)
-        if (pwrite(fd, page, sizeof(page), (off_t)(i % 1024) * PAGE) != PAGE || fdatasync(fd) < 0) {
-            perror("bench_journal: raw write");
-            exit(1);
-        }
+        if (pwrite(fd, page, sizeof(page), (off_t)(i % 1024) * PAGE) != PAGE || fdatasync(fd) < 0)
+            die("raw write", NULL);
     double seconds = (double)(fl_clock_boot_ns() - start) / 1e9;
     close(fd);
     return (double)syncs / seconds;

@@ -140,10 +140,8 @@ static void tcp_pair(int fds[2])
     fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (bind(l, (struct sockaddr *)&a, len) < 0 || listen(l, 1) < 0 ||
         getsockname(l, (struct sockaddr *)&a, &len) < 0 ||
-        connect(fds[0], (struct sockaddr *)&a, len) < 0 || (fds[1] = accept(l, NULL, NULL)) < 0) {
-        perror("bench_weights: a socket pair");
-        exit(1);
-    }
+        connect(fds[0], (struct sockaddr *)&a, len) < 0 || (fds[1] = accept(l, NULL, NULL)) < 0)
+        die("a socket pair", NULL);
     setsockopt(fds[0], IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     close(l);
 }
@@ -156,13 +154,13 @@ static double run_raw(struct bench *b, int fds[2])
     pthread_t thread;
 
     if (pthread_create(&thread, NULL, raw_send, &r) != 0)
-        exit(1);
+        die("a thread", NULL);
     for (uint64_t at = 0; at < b->bytes;) {
         size_t n = b->bytes - at < CALL_BYTES ? b->bytes - at : CALL_BYTES;
         ssize_t got = recv(fds[1], (char *)b->dst.addr + at, n, 0);
 
         if (got <= 0)
-            exit(1);
+            die("a socket's other end", NULL);
         at += (uint64_t)got;
     }
     double took = now_s() - began;

@@ -31,17 +31,15 @@ static int spawn(const char *role, const void *first, size_t n, pid_t *pid)
     int ends[2];
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
-        exit(1);
+        die("a socket pair", NULL);
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_adddup2(&files, ends[1], PLANE_FD);
     if (posix_spawn(pid, "/proc/self/exe", &files, NULL, argv, environ) != 0)
-        exit(1);
+        die(role, NULL);
     posix_spawn_file_actions_destroy(&files);
     close(ends[1]);
-    if (write(ends[0], first, n) != (ssize_t)n || read(ends[0], &ready, 1) != 1) {
-        fprintf(stderr, "bench_plane: %s does not start\n", role);
-        exit(1);
-    }
+    if (write(ends[0], first, n) != (ssize_t)n || read(ends[0], &ready, 1) != 1)
+        die(role, &(struct fl_err){ .text = "it does not start" });
     return ends[0];
 }
 
@@ -117,7 +115,7 @@ void plane_add_trainer(void)
     seat_of(k, "trainer", 0);
     k->fd = spawn("--trainer", &k->seat, sizeof(k->seat), &k->pid);
     if (recv(k->fd, &d->limit_ms, sizeof(d->limit_ms), MSG_WAITALL) != (ssize_t)sizeof(d->limit_ms))
-        exit(1);
+        die(k->seat.me.name, &(struct fl_err){ .text = "it names no limit" });
     reach(k);
     must(xfer_coord_add_source(d->coord, k->peer, &k->seat.me, &err));
 }
@@ -152,7 +150,7 @@ void plane_start(const struct plane_opts *o)
     if (!folder[0]) {
         snprintf(folder, sizeof(folder), "/tmp/bench-plane-XXXXXX");
         if (!mkdtemp(folder))
-            exit(1);
+            die(folder, NULL);
     }
     opts = *o;
     *d = (struct plane){ .n_engines = o->n_engines };
@@ -196,8 +194,7 @@ void plane_order(struct plane_kid *k, char what)
 {
     if (send(k->fd, &what, 1, MSG_NOSIGNAL) == 1)
         return;
-    fprintf(stderr, "bench_plane: %s takes no orders\n", k->seat.me.name);
-    exit(1);
+    die(k->seat.me.name, &(struct fl_err){ .text = "it takes no orders" });
 }
 
 static void answer(struct plane_kid *k, void *out, size_t n)
