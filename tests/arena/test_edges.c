@@ -99,6 +99,21 @@ static void tags_go_together_or_not_at_all(void **state)
     }
 }
 
+static void a_disk_that_is_full_is_named(void **state)
+{
+    struct arena *a = fresh();
+
+    (void)state;
+    some(a, FURLONG_TAG_OPTIMIZER, CHUNK);
+    t_ok(arena_keep(a, FURLONG_TAG_OPTIMIZER, FURLONG_KEEP_DISK, NULL, &err), &err);
+    t_ok(fl_fault_set("arena.move:1=fail", &err), &err);
+    t_true(arena_offload(a, FURLONG_TAG_OPTIMIZER, NULL, &err) != FL_OK);
+    t_has(err.text, "of optimizer");
+    t_has(err.text, t_tmp());
+    t_ok(fl_fault_set(NULL, &err), &err);
+    arena_destroy(a);
+}
+
 /* Half of the device is free, in holes: that is memory, and addresses cost nothing. */
 static void holes_are_no_end_of_memory(void **state)
 {
@@ -163,6 +178,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_freed_while_out_does_not_come_back),
         cmocka_unit_test(tags_go_together_or_not_at_all),
+        cmocka_unit_test(a_disk_that_is_full_is_named),
         cmocka_unit_test(holes_are_no_end_of_memory),
         cmocka_unit_test(numbers_that_overflow_are_refused),
     };

@@ -32,10 +32,11 @@ static enum fl_status file_open(const char *folder, int *out, struct fl_err *err
     return FL_OK;
 }
 
-static enum fl_status transfer(int fd, char *at, uint64_t bytes, uint64_t where, bool write_out,
-                               struct fl_err *err)
+static enum fl_status transfer(const struct region *r, char *at, uint64_t bytes, uint64_t where,
+                               bool write_out, struct fl_err *err)
 {
     uint64_t done = 0;
+    int fd = r->file;
 
     while (done < bytes) {
         ssize_t n = FL_FAULT("arena.move") ? -1
@@ -46,9 +47,9 @@ static enum fl_status transfer(int fd, char *at, uint64_t bytes, uint64_t where,
             continue;
         if (n <= 0) {
             errno = n == 0 ? EIO : errno;
-            return fl_fail_errno(err, "%s %llu bytes at %llu of the file",
+            return fl_fail_errno(err, "%s %llu bytes at %llu of the file in %.120s",
                                  write_out ? "write" : "read", (unsigned long long)bytes,
-                                 (unsigned long long)(where + done));
+                                 (unsigned long long)(where + done), r->folder);
         }
         done += (uint64_t)n;
     }
@@ -80,7 +81,7 @@ static enum fl_status lane_finish_write(struct arena *a, struct region *r, struc
         return FL_OK;
     l->busy = false;
     FL_TRY(a->gpu->event_sync(l->ended, err));
-    FL_TRY(transfer(r->file, l->at, p->bytes, p->at, true, err));
+    FL_TRY(transfer(r, l->at, p->bytes, p->at, true, err));
     forget_cached(r->file, p->at, p->bytes, true);
     m->written_bytes += p->bytes;
     return FL_OK;
@@ -113,7 +114,7 @@ static enum fl_status read_parts(struct arena *a, struct region *r, struct lane 
 
         if (l->busy)
             FL_TRY(a->gpu->event_sync(l->ended, err));
-        FL_TRY(transfer(r->file, l->at, p->bytes, p->at, false, err));
+        FL_TRY(transfer(r, l->at, p->bytes, p->at, false, err));
         forget_cached(r->file, p->at, p->bytes, false);
         FL_TRY(a->gpu->copy(a->streams[k % ARENA_STREAMS], r->base + p->off,
                             (uint64_t)(uintptr_t)l->at, p->bytes, err));
