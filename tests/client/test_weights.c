@@ -94,6 +94,62 @@ static void p84_an_engine_says_why_it_serves_nothing(void **state)
     plane_end(&p);
 }
 
+static enum fl_status ask_to_drop(struct plane *p, const char *how)
+{
+    struct fl_err err = { 0 };
+    enum fl_status st =
+        furlong_ask(furlong_group_peer(p->engines, 0), 0, how, NULL, 10000, NULL, &err);
+
+    return st;
+}
+
+static void *drop_at_commit(void *arg)
+{
+    return (void *)(intptr_t)ask_to_drop(arg, "drop_at_commit");
+}
+
+/* The one thread of an engine drops its set while a COMMIT waits for that thread. */
+static void a_set_is_dropped_under_its_commit(void **state)
+{
+    struct furlong_update how = {
+        .set = "policy", .version = 1, .mode = "copy", .budget_ms = 15000
+    };
+    struct plane p = plane_make(1, 1, NULL, NULL);
+    struct furlong_report r;
+    struct fl_err err;
+    pthread_t side;
+    void *st;
+
+    (void)state;
+    plane_update(&p, 0, "copy", 0);
+    plane_write(&p, 1);
+    t_true(pthread_create(&side, NULL, drop_at_commit, &p) == 0);
+    (void)furlong_update(p.trainers, p.engines, &how, &r, &err); /* there, or not any more */
+    t_true(pthread_join(side, &st) == 0);
+    t_int_eq((intptr_t)st, FL_OK);
+    t_ok(furlong_group_wait(p.engines, 20000, &err), &err);
+    plane_write(&p, 2);
+    plane_update(&p, 2, "copy", 0);
+    plane_serves(&p, 0, 2);
+    plane_end(&p);
+}
+
+/* It stands because its only slot is to be written; then it has none. */
+static void a_set_is_dropped_while_it_holds_the_engine(void **state)
+{
+    struct plane p = plane_make(1, 1, "SLOTS=1", "SLOTS=1");
+
+    (void)state;
+    plane_update(&p, 0, "share", 1);
+    plane_write(&p, 1);
+    t_str_eq(plane_look(&p, 0).paused, "paused");
+    t_int_eq(ask_to_drop(&p, "drop"), FL_OK);
+    t_str_eq(plane_look(&p, 0).paused, "running");
+    plane_update(&p, 1, "share", 1);
+    plane_serves(&p, 0, 1);
+    plane_end(&p);
+}
+
 /* The trainer's tensors stay the trainer's: wherever they lie, the same bytes arrive in every mode.
  */
 static void p70_tensors_are_given_where_they_lie(void **state)
@@ -563,6 +619,8 @@ int main(int argc, char **argv)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mode_brings_the_bytes),
         cmocka_unit_test(p84_an_engine_says_why_it_serves_nothing),
+        cmocka_unit_test(a_set_is_dropped_under_its_commit),
+        cmocka_unit_test(a_set_is_dropped_while_it_holds_the_engine),
         cmocka_unit_test(p70_tensors_are_given_where_they_lie),
         cmocka_unit_test(what_is_staged_is_not_shared),
         cmocka_unit_test(a_staged_bucket_is_asked_for_again),

@@ -268,12 +268,25 @@ static void load(const struct furlong_seat *me)
     close(fd);
 }
 
+enum { DROPPED = 100 };
+
+/* By the thread that would answer: at_commit: when a COMMIT waits for it. */
+static void drop(struct furlong_call *c, struct furlong_weights *w, bool at_commit)
+{
+    struct furlong_coming coming;
+
+    while (at_commit && furlong_weights_coming(w, 0, &coming, NULL) != FL_OK)
+        (void)usleep(1000);
+    furlong_weights_drop(w);
+    furlong_reply(c, NULL, 0);
+}
+
 static int engine_serve(struct furlong *f, struct furlong_weights *w)
 {
     struct furlong_event ev = { 0 };
     struct fl_err err = { 0 };
-    bool paused = false;
-    unsigned pauses = 0;
+    static bool paused;
+    static unsigned pauses;
 
     while (ev.what != FURLONG_STOP) {
         if (furlong_next(f, FURLONG_MAIN, FURLONG_FOREVER, &ev, &err) != FL_OK)
@@ -290,6 +303,9 @@ static int engine_serve(struct furlong *f, struct furlong_weights *w)
 
             furlong_weights_why(w, why, sizeof(why));
             furlong_reply(ev.call, why, strlen(why));
+        } else if (ev.what == FURLONG_CALL && strncmp(ev.method, "drop", 4) == 0) {
+            drop(ev.call, w, strcmp(ev.method, "drop_at_commit") == 0);
+            return DROPPED;
         } else if (ev.what == FURLONG_CALL) {
             answer_check(ev.call, strcmp(ev.method, "check_fds") == 0, w, paused, pauses);
         } else {
@@ -318,9 +334,11 @@ int run_engine(struct furlong *f)
     if (getenv("KEEP") &&
         furlong_arena_keep(f, FURLONG_TAG_WEIGHTS, FURLONG_KEEP_HOST, NULL, &err) != FL_OK)
         return complain("keep", &err);
-    if (furlong_weights_accept(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
-        return complain("accept", &err);
-    rc = engine_serve(f, w);
+    do {
+        if (furlong_weights_accept(f, "policy", t, TENSORS, &o, &w, &err) != FL_OK)
+            return complain("accept", &err);
+        rc = engine_serve(f, w);
+    } while (rc == DROPPED);
     furlong_weights_drop(w);
     return rc;
 }

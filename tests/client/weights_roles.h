@@ -10,7 +10,8 @@
  * handle, in memory that no other process can map, all in one of these as an engine would lay them out
  *
  * trainer: "write" body uint64 version: begin, write the pattern, publish
- * engine:  "check": body "VERSION ok|wrong|none DIGEST0 paused|running resident-KiB pauses descriptors address"; descriptors:
+ * engine:  "drop", "drop_at_commit": drops the set, now or when a COMMIT waits, and accepts it anew
+ *          "check": body "VERSION ok|wrong|none DIGEST0 paused|running resident-KiB pauses descriptors address"; descriptors:
  *          0 unless asked by "check_fds"
  *          LOADS=[+]FIFO: between join and accept it (+: the last rank alone) waits until somebody has opened and
  * closed the other end

@@ -44,9 +44,15 @@ static void sink_done_with(void *arg, struct link_mem *room)
 
 static bool event_put(struct furlong_weights *w, enum furlong_what what, struct fl_task *then)
 {
-    struct furlong_call *c = client_call_new(w->f, what, NULL);
+    struct furlong_call *c;
     struct fl_err err = { 0 };
 
+    if (w->dropping) { /* whoever drops it may be who would answer */
+        if (then)
+            fl_post(w->f->loop, then);
+        return true;
+    }
+    c = client_call_new(w->f, what, NULL);
     if (!c)
         return false;
     c->set = w;
@@ -63,7 +69,7 @@ static bool event_put(struct furlong_weights *w, enum furlong_what what, struct 
 }
 
 /* PAUSE, COMMIT and RESUME have to get through, or the epoch hangs here until its lease ends. */
-static void events_flush(struct furlong_weights *w)
+void accept_flush(struct furlong_weights *w)
 {
     if (w->paused && event_put(w, FURLONG_PAUSE, w->paused))
         w->paused = NULL;
@@ -78,7 +84,7 @@ static void events_flush(struct furlong_weights *w)
 static void events_retry(struct fl_timer *t, uint64_t now_ns)
 {
     (void)now_ns;
-    events_flush(container_of(t, struct furlong_weights, retry));
+    accept_flush(container_of(t, struct furlong_weights, retry));
 }
 
 static void sink_pause(void *arg, struct fl_task *paused)
@@ -86,8 +92,9 @@ static void sink_pause(void *arg, struct fl_task *paused)
     struct furlong_weights *w = arg;
 
     w->f->paused_by_plane++;
+    w->pauses++;
     w->paused = paused;
-    events_flush(w);
+    accept_flush(w);
 }
 
 static void sink_flip(void *arg, const struct xfer_version *now, const struct link_mem *mem,
@@ -101,19 +108,35 @@ static void sink_flip(void *arg, const struct xfer_version *now, const struct li
     w->next_fd = link_mem_fd(mem);
     pthread_mutex_unlock(&w->mu);
     w->flipped = flipped;
-    events_flush(w);
+    accept_flush(w);
 }
 
 static void sink_resume(void *arg)
 {
     struct furlong_weights *w = arg;
 
-    if (w->f->paused_by_plane)
+    if (w->pauses) {
+        w->pauses--;
         w->f->paused_by_plane--;
+    }
     if (w->f->paused_by_plane || w->f->paused_by_driver)
         return;
     w->resume_due = true;
-    events_flush(w);
+    accept_flush(w);
+}
+
+void accept_no_more(struct furlong_weights *w)
+{
+    struct furlong_call *c;
+    bool held = w->pauses > 0;
+
+    w->f->paused_by_plane -= w->pauses;
+    w->pauses = 0;
+    if (!held || w->f->paused_by_plane || w->f->paused_by_driver)
+        return;
+    c = client_call_new(w->f, FURLONG_RESUME, NULL); /* of no set: this one goes */
+    if (!c || client_call_put(c, NULL) != FL_OK)
+        fl_warn("nobody is told that steps may run again set=%s", w->set);
 }
 
 static enum fl_status sink_can_show(void *arg, const struct link_mem *comes, struct fl_err *err)

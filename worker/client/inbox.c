@@ -126,6 +126,22 @@ static void lane_remove(struct inbox_lane *l, struct furlong_call *c)
     }
 }
 
+struct furlong_call *inbox_take_of(struct inbox *b, const struct furlong_weights *set)
+{
+    struct furlong_call *c;
+
+    pthread_mutex_lock(&b->mu);
+    c = b->alive.newer;
+    while (c != &b->alive && !(c->waiting && c->set == set))
+        c = c->newer;
+    if (c != &b->alive) {
+        lane_remove(&b->lanes[c->lane], c);
+        c->waiting = false;
+    }
+    pthread_mutex_unlock(&b->mu);
+    return c != &b->alive ? c : NULL;
+}
+
 void inbox_forget(struct inbox *b, struct furlong_call *c)
 {
     pthread_mutex_lock(&b->mu);

@@ -62,6 +62,8 @@ void inbox_close(struct inbox *b, const struct fl_err *why);
 /* Any thread: the next of the lane. FL_AGAIN: none in wait_ms; else why the inbox is closed. */
 enum fl_status inbox_take(struct inbox *b, uint32_t lane, uint32_t wait_ms,
                           struct furlong_call **out, struct fl_err *err);
+/* One of that set that nobody has taken yet, and nobody will: the caller answers it. NULL: none. */
+struct furlong_call *inbox_take_of(struct inbox *b, const struct furlong_weights *set);
 struct furlong_call *inbox_any(struct inbox *b); /* that is alive, in hand or waiting; NULL: none */
 /* answered: no longer alive, nor waiting */
 void inbox_forget(struct inbox *b, struct furlong_call *c);

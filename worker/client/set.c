@@ -258,6 +258,7 @@ static void drop_stopped(struct fl_task *t)
     fl_timer_cancel(&w->retry);
     xfer_source_destroy(w->source);
     xfer_sink_destroy(w->sink);
+    accept_no_more(w);
     for (struct furlong_weights **at = &w->f->sets; *at; at = &(*at)->next) {
         if (*at != w)
             continue;
@@ -267,11 +268,25 @@ static void drop_stopped(struct fl_task *t)
     client_sync_end(&d->sync, FL_OK, NULL);
 }
 
+/* The thread that drops may be the one that would have answered them. */
+static void answer_waiting(struct furlong_weights *w)
+{
+    struct furlong_call *c;
+    struct fl_err why;
+
+    while ((c = inbox_take_of(&w->f->inbox, w))) {
+        fl_fail(&why, FL_CANCELLED, "weights \"%s\" are being dropped", w->set);
+        furlong_refuse(c, &why);
+    }
+}
+
 static void drop_begin(struct client_sync *s)
 {
     struct dropping *d = container_of(s, struct dropping, sync);
 
     d->w->dropping = true;
+    accept_flush(d->w);
+    answer_waiting(d->w);
     d->stopped.run = drop_stopped;
     if (d->w->source)
         xfer_source_stop(d->w->source, &d->stopped);

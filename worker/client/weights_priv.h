@@ -41,6 +41,7 @@ struct furlong_weights {
     bool has_spare, away, dropping;
     struct fl_task *paused, *flipped; /* the sink's, until the program has answered */
     bool resume_due;
+    unsigned pauses; /* of paused_by_plane: this set's */
     const uint8_t *next_data; /* of a COMMIT until it is answered; else NULL */
     int next_fd;              /* that next_data begins; -1: none */
     struct xfer_version next_version;
@@ -78,3 +79,5 @@ bool weights_one_slot(const struct furlong_weights *w, const struct furlong_weig
 /* Loop thread. */
 enum fl_status weights_member(const struct furlong *f, struct xfer_member *me, struct fl_err *err);
 void weights_added(struct furlong_weights *w); /* to f->sets */
+void accept_flush(struct furlong_weights *w);   /* events that are still to be told */
+void accept_no_more(struct furlong_weights *w); /* its sink is gone: what it held up goes on */
