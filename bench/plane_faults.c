@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include "bench/plane_driver.h"
 
-enum { BUCKETS = 6, DUE_MS = 1500, ANSWER_MS = 1500, SLACK_MS = 100, LONG_MS = 20000, TURNS = 20 };
+enum { BUCKETS = 6, DUE_MS = 1500, ANSWER_MS = 1500, SLACK_MS = 1000, LONG_MS = 20000, TURNS = 20 };
 static struct plane *const d = &plane_d;
 static struct plane_kid *const first = &plane_d.engines[0], *const second = &plane_d.engines[1];
 static enum xfer_mode mode;

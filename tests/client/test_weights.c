@@ -114,16 +114,24 @@ static void a_set_is_dropped_under_its_commit(void **state)
     struct furlong_update how = {
         .set = "policy", .version = 1, .mode = "copy", .budget_ms = 15000
     };
-    struct plane p = plane_make(1, 1, NULL, NULL);
+    const char *mark = t_path("drops");
     struct furlong_report r;
     struct fl_err err;
+    char env[300];
     pthread_t side;
     void *st;
 
     (void)state;
+    snprintf(env, sizeof(env), "DROP_MARK=%s", mark);
+    struct plane p = plane_make(1, 1, NULL, env);
+
     plane_update(&p, 0, "copy", 0);
     plane_write(&p, 1);
     t_true(pthread_create(&side, NULL, drop_at_commit, &p) == 0);
+    for (unsigned i = 0; access(mark, F_OK) < 0; i++) {
+        t_true(i < 20000, "the engine was not told");
+        (void)poll(NULL, 0, 1);
+    }
     (void)furlong_update(p.trainers, p.engines, &how, &r, &err); /* there, or not any more */
     t_true(pthread_join(side, &st) == 0);
     t_int_eq((intptr_t)st, FL_OK);
@@ -479,12 +487,14 @@ static void an_engine_that_never_accepts_is_named(void **state)
     struct loading l = loading_make(1, false);
     struct furlong_update how = { .set = "policy", .budget_ms = 400 };
     struct fl_err err = { 0 };
-    uint64_t began = fl_clock_boot_ns();
+    uint64_t began;
 
     (void)state;
-    t_refused(furlong_update(l.p.trainers, l.p.engines, &how, NULL, &err), FL_TIMEOUT, &err);
-    t_has(err.text, "accepted yet by ");
-    t_has(err.text, "rollout 0 on gpu-a"); /* beside a trainer that is slow to start */
+    for (unsigned i = 0; i < 50 && (i == 0 || strstr(err.text, "trainer 0")); i++) {
+        began = fl_clock_boot_ns(); /* on a busy machine the trainer is slow to start */
+        t_refused(furlong_update(l.p.trainers, l.p.engines, &how, NULL, &err), FL_TIMEOUT, &err);
+    }
+    t_has(err.text, "accepted yet by rollout 0 on gpu-a");
     t_true(fl_clock_boot_ns() - began >= how.budget_ms * 1000000ull, "before its deadline");
     close(l.fd);
     how.budget_ms = 20000;
@@ -506,6 +516,7 @@ static void an_update_goes_on_without_one_that_loads(void **state)
     t_ok(furlong_update(l.p.trainers, l.p.engines, &how, &r, &err), &err);
     t_int_eq(r.committed, 1);
     plane_serves(&l.p, 0, 0);
+    plane_write(&l.p, 1); /* who has not accepted reads nothing */
     close(l.fd);
     t_ok(furlong_group_wait(l.p.engines, 20000, &err), &err);
     plane_serves(&l.p, 1, 0);

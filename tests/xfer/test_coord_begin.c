@@ -45,6 +45,24 @@ static void begin_without_a_driver(void **state)
     rig_fini(&r);
 }
 
+/* An engine's program gives the set up, and stays: it reads nothing, whatever was known of it. */
+static void who_has_dropped_holds_up_no_begin(void **state)
+{
+    struct rig r;
+
+    (void)state;
+    rig_serving(&r, &one_slot, XFER_SHARE);
+    rig_drop(rig_engine(&r, 1, 0));
+    t_ok(rig_begin(&r, 2, 5000), &r.err);
+    t_int_eq(rig_state(rig_engine(&r, 0, 0)), RX_DIRTY);
+    rig_accept(rig_engine(&r, 1, 0));
+    rig_write(rig_source(&r, 0), 2);
+    rig_publish(&r, 2);
+    t_ok(rig_update(&r, XFER_SHARE, 2), &r.err);
+    rig_check_all_serve(&r, 2);
+    rig_fini(&r);
+}
+
 static void one_slot_is_dirty_before_the_first_write(void **state)
 {
     struct rig r;
@@ -173,6 +191,7 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_what_was_begun_is_published),
         cmocka_unit_test(begin_without_a_driver),
+        cmocka_unit_test(who_has_dropped_holds_up_no_begin),
         cmocka_unit_test(one_slot_is_dirty_before_the_first_write),
         cmocka_unit_test(begin_names_who_still_reads),
         cmocka_unit_test(who_is_dead_is_not_waited_for),

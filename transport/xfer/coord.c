@@ -246,6 +246,15 @@ static enum fl_status note_report(struct co_member *m, const struct wire_msg *re
     return FL_OK;
 }
 
+bool co_reads_nothing(struct co_member *m)
+{
+    if (!m->c->granting || m->source)
+        return false;
+    m->known = false;
+    m->fresh = true;
+    return true;
+}
+
 static void heard_report(struct co_member *m, enum fl_status st, const struct wire_msg *reply,
                          const struct fl_err *why)
 {
@@ -259,11 +268,13 @@ static void heard_report(struct co_member *m, enum fl_status st, const struct wi
         co_again(m, m->ask);
         return;
     }
-    if (st == FL_UNREACHABLE || st == FL_AGAIN) {
-        co_again(m, m->ask);
+    if (st == FL_UNREACHABLE || st == FL_AGAIN || (st == FL_CANCELLED && m->c->granting)) {
+        co_again(m, m->ask); /* cancelled: its program gives the set up, and has it no more then */
         return;
     }
-    if (st == FL_OK)
+    if (st == FL_NOT_FOUND && co_reads_nothing(m))
+        st = FL_OK;
+    else if (st == FL_OK)
         st = note_report(m, reply, &err);
     m->why = err;
     if (st != FL_OK && !m->source)

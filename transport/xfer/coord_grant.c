@@ -155,11 +155,13 @@ static void heard_open(struct co_member *m, enum fl_status st, const struct wire
 {
     struct fl_err err = why ? *why : (struct fl_err){ 0 };
 
-    if (st == FL_UNREACHABLE || st == FL_AGAIN) {
+    if (st == FL_UNREACHABLE || st == FL_AGAIN || st == FL_CANCELLED) {
         co_again(m, m->ask);
         return;
     }
-    if (st == FL_OK && co_note_state(m, reply, &err))
+    if (st == FL_NOT_FOUND && co_reads_nothing(m))
+        st = FL_OK;
+    else if (st == FL_OK && co_note_state(m, reply, &err))
         st = reads_slot(m, m->c->granting) ? FL_AGAIN : FL_OK;
     else if (st == FL_OK)
         st = err.status;

@@ -171,6 +171,8 @@ void co_again(struct co_member *m, co_ask ask); /* a little later */
 void co_later(struct co_member *m, co_ask ask, uint64_t ms);
 void co_quiet(struct co_member *m);             /* no call, no timer */
 void co_in(struct co_member *m, enum fl_status st, const struct fl_err *err);
+/* It has no set of that name: where a begin asks who reads what will be written, it does not. */
+bool co_reads_nothing(struct co_member *m);
 /* RECONCILE, which is answered at once, in any state. brief: without an engine's digests. */
 void co_ask_state(struct co_member *m, bool brief, uint64_t ms, co_heard heard);
 /* Of a question whose answer says nothing but yes: asked again of whom it did not reach. */
