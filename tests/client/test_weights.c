@@ -508,7 +508,7 @@ static void an_engine_that_never_accepts_is_named(void **state)
 static void an_update_goes_on_without_one_that_loads(void **state)
 {
     struct loading l = loading_make(2, true);
-    struct furlong_update how = { .set = "policy", .budget_ms = 1000 };
+    struct furlong_update how = { .set = "policy", .mode = "copy", .budget_ms = 1000 };
     struct furlong_report r = { 0 };
     struct fl_err err;
 
