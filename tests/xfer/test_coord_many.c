@@ -7,7 +7,7 @@
 #include "tests/xfer/stall_link.h"
 #include "transport/xfer/coord_priv.h"
 
-enum { ENGINES = 2000, LIMIT_MS = 3000 }; /* by the sanitizers too; cubes of it are minutes */
+enum { ENGINES = 2000, LIMIT_MS = 3000 * T_SLOWDOWN }; /* of the processor; cubes of it are minutes */
 
 static struct xfer_coord *c;
 static struct fl_loop *loop;
