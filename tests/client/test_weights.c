@@ -142,6 +142,40 @@ static void a_set_is_dropped_under_its_commit(void **state)
     plane_end(&p);
 }
 
+/* It stands, its COMMIT waits for the thread that drops it, and RESUME would have come behind. */
+static void a_set_is_dropped_before_it_lets_the_engine_go(void **state)
+{
+    struct furlong_update how = {
+        .set = "policy", .version = 1, .mode = "share", .slots = 1, .budget_ms = 15000
+    };
+    const char *mark = t_path("drops while it stands");
+    struct furlong_report r;
+    struct fl_err err;
+    char env[300];
+    pthread_t side;
+    void *st;
+
+    (void)state;
+    snprintf(env, sizeof(env), "DROP_MARK=%s", mark);
+    t_true(setenv("SLOTS", "1", 1) == 0);
+    struct plane p = plane_make(1, 1, NULL, env);
+
+    plane_update(&p, 0, "share", 1);
+    plane_write(&p, 1);
+    t_str_eq(plane_look(&p, 0).paused, "paused");
+    t_true(pthread_create(&side, NULL, drop_at_commit, &p) == 0);
+    for (unsigned i = 0; access(mark, F_OK) < 0; i++) {
+        t_true(i < 20000, "the engine was not told");
+        (void)poll(NULL, 0, 1);
+    }
+    (void)furlong_update(p.trainers, p.engines, &how, &r, &err); /* there, or not any more */
+    t_true(pthread_join(side, &st) == 0);
+    t_int_eq((intptr_t)st, FL_OK);
+    t_str_eq(plane_look(&p, 0).paused, "running");
+    plane_end(&p);
+    t_true(unsetenv("SLOTS") == 0);
+}
+
 /* It stands because its only slot is to be written; then it has none. */
 static void a_set_is_dropped_while_it_holds_the_engine(void **state)
 {
@@ -631,6 +665,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(each_mode_brings_the_bytes),
         cmocka_unit_test(p84_an_engine_says_why_it_serves_nothing),
         cmocka_unit_test(a_set_is_dropped_under_its_commit),
+        cmocka_unit_test(a_set_is_dropped_before_it_lets_the_engine_go),
         cmocka_unit_test(a_set_is_dropped_while_it_holds_the_engine),
         cmocka_unit_test(p70_tensors_are_given_where_they_lie),
         cmocka_unit_test(what_is_staged_is_not_shared),

@@ -48,6 +48,7 @@ static bool event_put(struct furlong_weights *w, enum furlong_what what, struct 
     struct fl_err err = { 0 };
 
     if (w->dropping) { /* whoever drops it may be who would answer */
+        w->untold |= what == FURLONG_RESUME;
         if (then)
             fl_post(w->f->loop, then);
         return true;
@@ -128,7 +129,7 @@ static void sink_resume(void *arg)
 void accept_no_more(struct furlong_weights *w)
 {
     struct furlong_call *c;
-    bool held = w->pauses > 0;
+    bool held = w->pauses > 0 || w->untold;
 
     w->f->paused_by_plane -= w->pauses;
     w->pauses = 0;

@@ -275,6 +275,7 @@ static void answer_waiting(struct furlong_weights *w)
     struct fl_err why;
 
     while ((c = inbox_take_of(&w->f->inbox, w))) {
+        w->untold |= c->ev.what == FURLONG_RESUME; /* to be told without the set */
         fl_fail(&why, FL_CANCELLED, "weights \"%s\" are being dropped", w->set);
         furlong_refuse(c, &why);
     }

@@ -42,6 +42,7 @@ struct furlong_weights {
     struct fl_task *paused, *flipped; /* the sink's, until the program has answered */
     bool resume_due;
     unsigned pauses; /* of paused_by_plane: this set's */
+    bool untold;     /* a RESUME that went with the set: another is owed */
     const uint8_t *next_data; /* of a COMMIT until it is answered; else NULL */
     int next_fd;              /* that next_data begins; -1: none */
     struct xfer_version next_version;
