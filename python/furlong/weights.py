@@ -170,6 +170,7 @@ class Weights:
     def drop(self):
         """Leaves the plane. Refused while views of it are held."""
         self._core.drop()
+        self._lent = _Lent(())  # they are the program's alone again
 
 
 class Plane:

@@ -338,6 +338,7 @@ static PyObject *weights_drop(PyObject *self, PyObject *none)
     (void)none;
     if (!w)
         Py_RETURN_NONE;
+    op_sweep(&s->run->adrift); /* what Ctrl-C gave up may be over by now */
     if (s->turns) /* it would go under that thread, or under one that Ctrl-C gave up */
         return core_fail(FL_AGAIN,
                          "drop: begin(), publish() or commit() of these weights is under way");
@@ -435,8 +436,11 @@ static void memory_dealloc(PyObject *self)
     struct py_memory *m = (struct py_memory *)self;
 
     run_orphan(&m->child);
-    if (m->at && m->run->f && !m->run->leaving)
-        furlong_arena_free(m->run->f, m->at);
+    if (m->at && m->run->f && !m->run->leaving) {
+        m->run->busy++;
+        Py_BEGIN_ALLOW_THREADS furlong_arena_free(m->run->f, m->at); /* waits for the device */
+        Py_END_ALLOW_THREADS m->run->busy--;
+    }
     Py_XDECREF((PyObject *)m->run);
     core_free(self);
 }
