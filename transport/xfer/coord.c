@@ -268,7 +268,8 @@ static void heard_report(struct co_member *m, enum fl_status st, const struct wi
         co_again(m, m->ask);
         return;
     }
-    if (st == FL_UNREACHABLE || st == FL_AGAIN || (st == FL_CANCELLED && m->c->granting)) {
+    if (st == FL_UNREACHABLE || st == FL_AGAIN ||
+        (st == FL_CANCELLED && m->c->granting && !m->source)) {
         co_again(m, m->ask); /* cancelled: its program gives the set up, and has it no more then */
         return;
     }
