@@ -1,7 +1,8 @@
 from . import arena as arena, blob as blob, driver as driver, weights as weights
 from .errors import (Again as Again, Cancelled as Cancelled, Corrupt as Corrupt, Denied as Denied, Error as Error,
                      Exhausted as Exhausted, Exists as Exists, Internal as Internal, Invalid as Invalid,
-                     NotFound as NotFound, Stale as Stale, Timeout as Timeout, Unreachable as Unreachable, Unsupported as Unsupported)
+                     NotFound as NotFound, Stale as Stale, Timeout as Timeout, Unreachable as Unreachable,
+                     Unsupported as Unsupported)
 from .run import (LATER as LATER, Answer as Answer, Asks as Asks, Done as Done, Event as Event, Run as Run,
                   current as current, join as join)
 from .weights import Shard as Shard, Weights as Weights

@@ -137,7 +137,6 @@ void plane_members_start(struct plane *p)
     }
 }
 
-/* ---- making and ending ---------------------------------------------------------------------- */
 void plane_members_stop(struct plane *p)
 {
     for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
