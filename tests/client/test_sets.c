@@ -109,11 +109,40 @@ static void sets_go_together_or_not_at_all(void **state)
     fake_destroy(fake);
 }
 
+/* A program drops a set behind the kernels that it has just started on it. */
+static void kernels_end_before_their_set_goes(void **state)
+{
+    struct furlong_weights_opts o = { .slots = 1, .device = all[0].uuid };
+    struct furlong_tensor t = { .name = "w", .dtype = FL_U8, .ndim = 1, .shape = { N } };
+    struct fake *fake = fake_create();
+    struct furlong *f = fake_joined(fake, "trainer", 0, 1);
+    struct furlong_weights *w;
+    struct gpu_stream *s;
+    struct gpu *g;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    t_ok(gpu->open(all[0].uuid, &g, &err), &err);
+    t_ok(gpu->stream(g, &s, &err), &err);
+    for (unsigned i = 0; i < 5; i++) {
+        t_ok(furlong_weights_offer(f, "mine", &t, 1, &o, &w, &err), &err);
+        for (unsigned k = 0; k < 4; k++)
+            t_ok(gpu->fill(s, (uint64_t)(uintptr_t)furlong_weights_data(w, 0), 7, N, &err), &err);
+        furlong_weights_drop(w);
+    }
+    t_ok(gpu->stream_sync(s, &err), &err);
+    gpu->stream_free(s);
+    gpu->close(g);
+    furlong_leave(f);
+    fake_destroy(fake);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_values_come_from_where_they_lie),
         cmocka_unit_test(sets_go_together_or_not_at_all),
+        cmocka_unit_test(kernels_end_before_their_set_goes),
     };
 
     if (gpu_pick(&gpu, NULL) != FL_OK || gpu->list(all, &n_devices, NULL) != FL_OK || n_devices < 2)

@@ -301,6 +301,8 @@ void furlong_weights_drop(struct furlong_weights *w)
 
     if (!w || client_here(w->f, NULL) != FL_OK)
         return;
+    if (w->home.arena) /* as cudaFree; a lost device is past that */
+        (void)arena_wait(w->home.arena, NULL);
     client_sync_run(w->f->loop, &d.sync, drop_begin, NULL);
     weights_free(w);
 }
