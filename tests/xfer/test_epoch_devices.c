@@ -311,7 +311,7 @@ static void a_communicator_that_is_never_made_delays_nobody(void **state)
 
     for (uint64_t v = 1; v <= 8; v++)
         t_int_eq(broadcast(&r, v), BY_PULL);
-    t_true(fl_clock_boot_ns() - began_ns < join_ns * T_SLOWDOWN, "8 updates");
+    t_true(fl_clock_boot_ns() - began_ns < join_ns, "8 updates");
     silence(-1);
     t_int_eq(broadcast(&r, broadcast_until_nccl(&r, 9) + 1), BY_NCCL);
     rig_fini(&r);
