@@ -1,5 +1,6 @@
 /* what the arena does at its edges: tags that fail together, memory freed while it is out, holes,
  * and numbers that a peer made up */
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include "tests/gpu/mem.h"
 #include "tests/t.h"
 #include "transport/arena/arena.h"
+#include "transport/arena/process.h"
 
 #define MIB ((uint64_t)1 << 20)
 enum { CHUNK = 2 << 20 };
@@ -171,6 +173,28 @@ static void a_device_without_chunks_is_said(void **state)
     t_true(a == NULL);
 }
 
+/* Of this program: the library's own is not reached. */
+static unsigned asked_to_hear;
+
+int pthread_atfork(void (*before)(void), void (*parent)(void), void (*child)(void))
+{
+    (void)before, (void)parent, (void)child;
+    asked_to_hear++;
+    return 0;
+}
+
+/* What is registered for forks cannot be taken back: a program that tries again and again would
+ * grow, and its forks with it. */
+static void forks_are_heard_of_once(void **state)
+{
+    struct arena *a;
+
+    (void)state;
+    for (unsigned i = 0; i < 3; i++)
+        t_refused(arena_of_device("GPU-nowhere", &a, &err), FL_NOT_FOUND, &err);
+    t_int_eq(asked_to_hear, 1);
+}
+
 int main(void)
 {
     static const struct CMUnitTest without[] = { cmocka_unit_test(
@@ -181,6 +205,7 @@ int main(void)
         cmocka_unit_test(a_disk_that_is_full_is_named),
         cmocka_unit_test(holes_are_no_end_of_memory),
         cmocka_unit_test(numbers_that_overflow_are_refused),
+        cmocka_unit_test(forks_are_heard_of_once),
     };
     struct gpu_info all[GPU_MAX];
     size_t n = GPU_MAX;

@@ -46,6 +46,17 @@ static enum fl_status chunk_of(const char *name, uint64_t *bytes, struct fl_err 
     return st == FL_OK ? FL_OK : fl_wrap(err, st, "%s", name);
 }
 
+/* With the lock held. Once, also where no arena can be made and each call tries again. */
+static enum fl_status hear_of_forks(struct fl_err *err)
+{
+    static bool heard;
+
+    if (!heard && pthread_atfork(NULL, NULL, in_child) != 0)
+        return fl_fail(err, FL_EXHAUSTED, "no memory to hear of forks");
+    heard = true;
+    return FL_OK;
+}
+
 static enum fl_status make(const char *uuid, struct arena **out, struct fl_err *err)
 {
     struct arena_opts o = { .folder = first_folder };
@@ -53,8 +64,7 @@ static enum fl_status make(const char *uuid, struct arena **out, struct fl_err *
     const struct gpu_ops *gpu;
     struct arena *a;
 
-    if (n_arenas == 0 && pthread_atfork(NULL, NULL, in_child) != 0)
-        return fl_fail(err, FL_EXHAUSTED, "no memory to hear of forks");
+    FL_TRY(hear_of_forks(err));
     if (n_arenas == GPU_MAX)
         return fl_fail(err, FL_EXHAUSTED, "more than %d devices in one process", GPU_MAX);
     FL_TRY(chunk_of("FURLONG_ARENA_WEIGHTS_CHUNK", &weights, err));

@@ -165,6 +165,7 @@ static void on_look(struct fl_timer *t, uint64_t now_ns)
     poll_pulls(container_of(t, struct ipc, look));
 }
 
+/* ==== opening: a context takes a third of a second, so not on the loop ======================== */
 static void ipc_release(struct ipc *k)
 {
     for (unsigned i = 0; k->dev && i < IPC_MAX_PULLS; i++) {

@@ -1,4 +1,4 @@
-/* transport/link/ipc_pull.c - a bucket as one launch, or as copies and one launch behind them */
+/* transport/link/ipc_pull.c - a bucket as one launch, or as copies and the digests behind them */
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -69,7 +69,7 @@ static enum fl_status table_far(struct ipc_table *t, const struct link_seg *segs
     return st;
 }
 
-/* ==== opening: a context takes a third of a second, so not on the loop ======================== */
+/* ==== tables ================================================================================== */
 void ipc_table_drop(struct ipc *k, struct ipc_table *t)
 {
     dev_table_free(k->dev, &t->t); /* waits for the launches that read it */

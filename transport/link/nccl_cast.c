@@ -2,6 +2,7 @@
  *
  * Parcels are gathered on one stream, sent on another, and spread out by the receivers, all
  * ordered by events on the devices, so that the thread runs ahead and the wire never waits for it.
+ * A stage that another link had last is looked at until it is free: the thread waits on no stream.
  * What NCCL has not taken yet (a communicator that does not block says so) is asked for again
  * before the next call. */
 #include <stdlib.h>
