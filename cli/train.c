@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -150,6 +151,14 @@ static int64_t devices_needed(const struct train_flags *f)
     return actor > rollout ? actor : rollout;
 }
 
+/* A pipe gives its bytes once: to the driver. */
+static bool gives_once(const char *path)
+{
+    struct stat st;
+
+    return path && stat(path, &st) == 0 && S_ISFIFO(st.st_mode);
+}
+
 /* The driver will run here too: what it would find wrong is said before there is a cluster. */
 static enum fl_status check_private(const struct train *t, const struct fl_opts *o,
                                     struct fl_err *err)
@@ -158,6 +167,8 @@ static enum fl_status check_private(const struct train *t, const struct fl_opts 
     char run_dir[FL_PATH_MAX + 16];
     struct given given;
 
+    if (gives_once(t->flags.prompt_data) || gives_once(t->flags.eval_prompt_data))
+        return FL_OK;
     driver_words(t, o, run_dir, &given, words);
     enum fl_status st = cli_check_run(words, err);
     given_free(&given);
@@ -423,6 +434,10 @@ int cli_train(int argc, char **argv)
         (struct fl_opt_table){ "Several nodes", launch_opts, &t->launch };
     enum fl_status st = train_flags_parse(&t->flags, &o, argc, argv, &err);
     int rc;
+
+    /* The run's words hold what it gave; the driver would read it anew, and knows no flag of the
+     * command alone. */
+    (void)unsetenv("MILES_EXTRA_ARGS");
 
     t->num_gpus_given = fl_opts_given(&o, "num-gpus");
     if (st == FL_CANCELLED) {

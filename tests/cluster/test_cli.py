@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import socket
+import threading
 
 import harness
 from harness import place, wait_for
@@ -181,6 +182,13 @@ def test_bad_files_are_found_before_a_cluster_is_started():
             assert r.out == "" and "job " not in r.err and r.err.startswith("furlong train: "), r
             assert all(w in r.err for w in words), (words, r)
             assert not os.path.exists(run), os.listdir(run)
+        os.mkfifo(f"{p.root}/pipe")  # its lines are there once, and are the driver's
+        threading.Thread(target=lambda: open(f"{p.root}/pipe", "w", encoding="utf-8").write('{"input": "a", "label": "b"}\n' * 8), daemon=True).start()
+        p.furlong("train", "--num-rollout=1", f"--run-dir={p.root}/piped", f"--prompt-data={p.root}/pipe", "--rollout-batch-size=4",
+                  "--n-samples-per-prompt=2", "--rollout-max-response-len=1", check=0)
+        p.env["MILES_EXTRA_ARGS"] = "--num-gpus=2 --num-rollout=1"  # of the command, and of the run
+        p.furlong("train", f"--run-dir={p.root}/more", "--rollout-batch-size=4", "--n-samples-per-prompt=2", check=0)
+        del p.env["MILES_EXTRA_ARGS"]
         short = ["--num-rollout=1", "--rollout-batch-size=4", "--n-samples-per-prompt=2", "--save-interval=1", f"--run-dir={run}"]
         p.furlong("train", *short, check=0)
         r = p.furlong("train", *short, check=2)
