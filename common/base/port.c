@@ -12,31 +12,48 @@
 
 #include "common/base/fault.h"
 
-static unsigned long listener_inode(uint16_t port)
+enum { LISTENERS_MAX = 16 };
+struct listeners { /* several may share a port: each at an address of its own, or by SO_REUSEPORT */
+    unsigned long inode[LISTENERS_MAX];
+    size_t n;
+};
+
+static struct listeners listeners_of(uint16_t port)
 {
     static const char *const files[] = { "/proc/net/tcp", "/proc/net/tcp6" };
-    unsigned long inode = 0;
+    struct listeners l = { .n = 0 };
     char line[512];
 
-    for (size_t i = 0; i < FL_LEN(files) && !inode; i++) {
+    for (size_t i = 0; i < FL_LEN(files); i++) {
         FILE *f = fopen(files[i], "re");
 
-        while (f && fgets(line, sizeof(line), f)) {
+        while (f && l.n < LISTENERS_MAX && fgets(line, sizeof(line), f)) {
             unsigned local, state;
             unsigned long ino;
 
             if (sscanf(line, " %*d: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s %*s %*s %*s %lu",
                        &local, &state, &ino) == 3 &&
-                local == port && state == 0x0a)
-                inode = ino;
+                local == port && state == 0x0a && ino)
+                l.inode[l.n++] = ino;
         }
         if (f)
             fclose(f);
     }
-    return inode;
+    return l;
 }
 
-static bool has_socket(const char *pid, const char *want)
+static bool is_one(const struct listeners *l, const char *link)
+{
+    unsigned long ino;
+    bool found = false;
+
+    if (sscanf(link, "socket:[%lu]", &ino) == 1)
+        for (size_t i = 0; i < l->n && !found; i++)
+            found = l->inode[i] == ino;
+    return found;
+}
+
+static bool has_one(const char *pid, const struct listeners *l)
 {
     char path[300], link[128];
     bool found = false;
@@ -49,7 +66,7 @@ static bool has_socket(const char *pid, const char *want)
         ssize_t n = readlink(path, link, sizeof(link) - 1);
 
         link[n > 0 ? n : 0] = 0;
-        found = strcmp(link, want) == 0;
+        found = is_one(l, link);
     }
     if (fds)
         closedir(fds);
@@ -77,14 +94,12 @@ static void say_process(int pid, char *who, size_t cap)
     snprintf(who, cap, "pid %d (%s)", pid, n ? cmd : "without a command line");
 }
 
-static void each_holder(unsigned long inode, bool (*see)(void *arg, int pid), void *arg)
+static void each_holder(const struct listeners *l, bool (*see)(void *arg, int pid), void *arg)
 {
-    char want[64];
     DIR *proc = opendir("/proc");
 
-    snprintf(want, sizeof(want), "socket:[%lu]", inode);
     for (struct dirent *p; proc && (p = readdir(proc));)
-        if (isdigit((unsigned char)p->d_name[0]) && has_socket(p->d_name, want) &&
+        if (isdigit((unsigned char)p->d_name[0]) && has_one(p->d_name, l) &&
             !see(arg, atoi(p->d_name)))
             break;
     if (proc)
@@ -93,10 +108,10 @@ static void each_holder(unsigned long inode, bool (*see)(void *arg, int pid), vo
 
 void fl_port_holders(uint16_t port, bool (*see)(void *arg, int pid), void *arg)
 {
-    unsigned long inode = listener_inode(port);
+    struct listeners l = listeners_of(port);
 
-    if (inode)
-        each_holder(inode, see, arg);
+    if (l.n)
+        each_holder(&l, see, arg);
 }
 
 static bool note_pid(void *arg, int pid)
@@ -107,13 +122,13 @@ static bool note_pid(void *arg, int pid)
 
 bool fl_port_holder(uint16_t port, char *who, size_t cap)
 {
-    unsigned long inode = listener_inode(port);
+    struct listeners l = listeners_of(port);
     int pid = 0;
 
     *who = 0;
-    if (!inode)
+    if (!l.n)
         return false;
-    each_holder(inode, note_pid, &pid);
+    each_holder(&l, note_pid, &pid);
     if (pid)
         say_process(pid, who, cap);
     else

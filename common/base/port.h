@@ -4,7 +4,8 @@
 
 /* True: somebody does; who is "pid 12 (python3 -m http.server)", or that it is another user's. */
 bool fl_port_holder(uint16_t port, char *who, size_t cap);
-/* see() for each process that can be seen to have that socket; false from it ends the look. */
+/* see() for each process that can be seen to listen there, at any address; false from it ends the
+ * look. */
 void fl_port_holders(uint16_t port, bool (*see)(void *arg, int pid), void *arg);
 /* Of all in this network namespace that ask here, one alone has a port, while the descriptor is
  * open: it is a name beside the port (an abstract unix socket) and keeps nobody from binding it.

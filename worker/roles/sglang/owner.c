@@ -4,23 +4,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/file.h"
 #include "common/base/port.h"
 #include "common/base/str.h"
 
 enum { PARENTS_MAX = 32, ENVIRON_BYTES = 256 << 10 };
 #define SOCKET "FURLONG_SGLANG_SOCKET="
 
-/* A server of another engine is known by its environment, one that was there before our command by
- * its age. What a container engine starts for our command is neither below it nor has its
- * environment, and is younger. */
+/* A server of another engine is known by its environment. What a container engine starts for our
+ * command is neither below it nor has its environment; whoever listens for it may be older than we
+ * are. */
 enum owner sglang_owner_of(const struct owner_sign *s, const struct owner_us *us)
 {
     if (s->below)
         return OWNER_OURS;
-    if (s->socket)
-        return strcmp(s->socket, us->socket) == 0 ? OWNER_OURS : OWNER_OTHERS;
-    return s->started && s->started < us->started ? OWNER_OTHERS : OWNER_UNKNOWN;
+    if (!s->socket)
+        return OWNER_UNKNOWN;
+    return strcmp(s->socket, us->socket) == 0 ? OWNER_OURS : OWNER_OTHERS;
 }
 
 static bool parent_and_group(int pid, int *parent, int *group)
@@ -86,10 +85,8 @@ static bool look_at(void *arg, int pid)
     struct owner_sign s = { .below = is_below(pid, l->us->pid) };
     char socket[128];
 
-    if (!s.below) {
-        s.socket = socket_of(pid, socket, sizeof(socket)) ? socket : NULL;
-        (void)fl_pid_start_time(pid, &s.started, NULL); /* it may have gone meanwhile */
-    }
+    if (!s.below && socket_of(pid, socket, sizeof(socket)))
+        s.socket = socket;
     enum owner o = sglang_owner_of(&s, l->us);
     if (o == OWNER_OURS || l->owner == OWNER_UNKNOWN)
         l->owner = o;

@@ -8,15 +8,14 @@
 #include "common/base/base.h"
 
 enum owner {
-    OWNER_UNKNOWN, /* cannot be told: another user's process, or one that a container engine started
-                      for us */
+    OWNER_UNKNOWN, /* cannot be told: another user's process, or one that a container engine, or a
+                      forwarder that has long been there, has for us */
     OWNER_OURS,
     OWNER_OTHERS
 };
 struct owner_us {
     int pid;            /* of the command, the leader of its process group */
     const char *socket; /* its FURLONG_SGLANG_SOCKET, which no other engine has */
-    uint64_t started;   /* of pid, as fl_pid_start_time() has it */
 };
 /* who: who listens, for people. */
 enum owner sglang_port_owner(uint16_t port, const struct owner_us *us, char *who, size_t cap);
@@ -25,6 +24,5 @@ enum owner sglang_port_owner(uint16_t port, const struct owner_us *us, char *who
 struct owner_sign {
     bool below;         /* a child of pid, of any degree, or of its group */
     const char *socket; /* of its environment; NULL: none, or it may not be read */
-    uint64_t started;   /* 0: not known */
 };
 enum owner sglang_owner_of(const struct owner_sign *s, const struct owner_us *us);

@@ -202,7 +202,6 @@ static void command_make(struct fl_str *out, const struct sglang_opts *o, uint16
 static enum fl_status child_spawn(struct sglang_server *s, const char *command, struct fl_err *err)
 {
     FL_TRY(shell_start(command, -1, &s->pid, err));
-    (void)fl_pid_start_time(s->pid, &s->started, NULL); /* our child, not waited for: it is there */
     s->pidfd = (int)syscall(SYS_pidfd_open, s->pid, 0);
     return s->pidfd >= 0 ? FL_OK : fl_fail_errno(err, "watch the SGLang server");
 }
@@ -296,7 +295,7 @@ enum fl_status sglang_server_lives(struct sglang_server *s, struct fl_err *err)
 
 static bool others_answer(struct sglang_server *s, struct fl_err *why)
 {
-    const struct owner_us us = { s->pid, s->socket, s->started };
+    const struct owner_us us = { s->pid, s->socket };
     char who[160];
 
     if (!s->pid || sglang_port_owner(s->port, &us, who, sizeof(who)) != OWNER_OTHERS)

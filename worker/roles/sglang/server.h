@@ -22,7 +22,6 @@ struct sglang_server {
     pid_t pid; /* 0: found, not started; leader of its own process group */
     int pidfd;
     uint16_t port;      /* of our child */
-    uint64_t started;   /* it, as fl_pid_start_time() has it */
     const char *socket; /* that it was given */
     bool others_said;
     /* what it said of itself */
