@@ -10,6 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "worker/node/node_priv.h"
+
 static void it_joins(void **state)
 {
     struct bed b;
@@ -324,10 +326,12 @@ static void leases_guard_workers(void **state)
     t_int_eq(lease(&b, 42, 15000, 0), FL_EXHAUSTED);
     t_int_eq(lease_ids(&b, FL_LEASE_RELEASE, 41), FL_OK);
     t_true(!alive(pid), "answered when nothing runs on it any more");
-    t_int_eq(lease(&b, 42, 15000, 0), FL_OK);
+    t_int_eq(lease(&b, 42, 15000, 1), FL_OK);
+    t_int_eq(b.node->n_holds, 1);
     b.end_lease = 42;
     head_restart(&b);
     t_until(b.loop, b.joins == 2, WAIT_MS);
+    t_until(b.loop, b.node->n_holds == 0, WAIT_MS); /* though nobody asks for anything */
     t_int_eq(lease(&b, 43, 20000, 0), FL_OK, "42 was ended by the join's answer: %s",
              b.st_err.text);
     bed_fini(&b);

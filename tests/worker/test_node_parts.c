@@ -678,7 +678,7 @@ static void ports_of_two_daemons(void **state)
     Fl__WorkerSpec spec = FL__WORKER_SPEC__INIT;
     Fl__Lease l = FL__LEASE__INIT, *leases = &l;
     struct ask one = { 1, .gpu_e4 = 10000 };
-    char want[16], *names[] = { want };
+    char want[16], *names[2] = { want };
     struct ledger d;
     struct fl_err err;
     int fds = t_open_fds();
@@ -710,6 +710,10 @@ static void ports_of_two_daemons(void **state)
     t_int_eq(a.n_holds, 0, "of a lease that has gone");
     t_ok(node_ports_of_worker(&b, &spec, &err), &err);
     t_int_eq(b.n_holds, 1, "what was found for it and not given is let go");
+    names[1] = want;
+    spec.n_ports = 2;
+    t_ok(node_ports_of_worker(&b, &spec, &err), &err); /* two names for one port */
+    t_int_eq(b.n_holds, 1);
     node_ports_fini(&a);
     node_ports_fini(&b);
     ledger_fini(&d);

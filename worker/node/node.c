@@ -205,6 +205,7 @@ void node_fenced(struct node *n)
         else
             worker_stop(w, PROC_FENCED, "its node was fenced", NODE_FENCE_TERM_MS);
     }
+    node_ports_settle(n);
     node_worker_over(n);
 }
 

@@ -219,7 +219,7 @@ static enum fl_status named_port(struct node *n, const Fl__WorkerSpec *spec, con
                        "port %u (%.*s) of node %s is given to other work that has not bound it "
                        "yet; see furlong list ports",
                        number, len, port, n->name);
-    if (!hold(n, (uint16_t)number))
+    if (!hold_of(n, (uint16_t)number) && !hold(n, (uint16_t)number)) /* twice: two names for one */
         return fl_fail(err, FL_EXISTS,
                        "port %u (%.*s) of node %s is given to work of another cluster on this host "
                        "that has not bound it yet",

@@ -12,6 +12,7 @@
 #include "worker/node/holders.h"
 #include "worker/node/inventory.h"
 #include "worker/node/node_priv.h"
+#include "worker/node/ports.h"
 #include "worker/node/procs.h"
 #include "worker/node/stats.h"
 
@@ -201,6 +202,7 @@ static void on_beat(struct fl_timer *t, uint64_t now_ns)
     beat(u);
     node_holders_look(u->node->holders);
     node_disk_look(u->node->disk, now_ns);
+    node_ports_settle(u->node); /* of leases that ran out, and of workers that could not start */
     fl_timer_arm(u->node->loop, t, now_ns + u->beat_ms * 1000000ull);
 }
 
@@ -250,6 +252,7 @@ static void obey(struct uplink *u, const Fl__JoinReply *r)
     for (size_t i = 0; i < r->n_end_leases; i++)
         node_leases_release(n->leases, r->end_leases[i]);
     node_leases_sweep(n->leases);
+    node_ports_settle(n);
 }
 
 static void joined(struct uplink *u, const Fl__JoinReply *r)
