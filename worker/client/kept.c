@@ -36,11 +36,22 @@ static bool look(int pid, char name[32], int *parent)
     return true;
 }
 
+/* False where /proc is of another pid namespace than we are: its numbers are others' here. */
+static bool proc_is_ours(void)
+{
+    char self[16], me[16];
+    ssize_t n = readlink("/proc/self", self, sizeof(self) - 1);
+
+    self[n > 0 ? n : 0] = '\0';
+    snprintf(me, sizeof(me), "%d", (int)getpid());
+    return strcmp(self, me) == 0;
+}
+
 /* 0: there is none above us that can be seen, as in a container that a worker started. */
 static int keeper_above(void)
 {
     char name[32];
-    int pid = getpid(), parent;
+    int pid = proc_is_ours() ? getpid() : 0, parent;
 
     for (int i = 0; i < PARENTS_MAX && pid > 1 && look(pid, name, &parent); i++) {
         if (strcmp(name, KEEPER) == 0)
@@ -61,7 +72,8 @@ static void keeper_gone(void *arg, unsigned events)
 
 enum fl_status client_kept_open(struct furlong *f, struct fl_err *err)
 {
-    int keeper = keeper_above();
+    int keeper = keeper_above(), parent;
+    char name[32];
 
     if (!keeper)
         return FL_OK;
@@ -70,7 +82,9 @@ enum fl_status client_kept_open(struct furlong *f, struct fl_err *err)
         fl_warn("keeper is not watched pid=%d errno=%d", keeper, errno);
         return FL_OK;
     }
-    if (keeper_above() != keeper) /* it ended in between, and the number may be another's */
+    /* It ended in between, and the number is another's. Whoever is between it and us may end at any
+     * time: that is not looked at again. */
+    if (!look(keeper, name, &parent) || strcmp(name, KEEPER) != 0)
         keeper_gone(f, 0);
     return fl_watch_create(f->loop, f->keeper_fd, POLLIN, keeper_gone, f, &f->keeper, err);
 }
