@@ -29,7 +29,8 @@ class Config:
     """The numbers of config.json that a dense Qwen3 is made of."""
 
     def __init__(self, folder):
-        c = _json(folder, "config.json")
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
+            c = json.load(f)
         if c.get("model_type") != "qwen3":
             raise SystemExit(f"{folder}: model_type is {c.get('model_type')!r}, this example reads qwen3 (dense)")
         rope = c.get("rope_parameters") or c.get("rope_scaling") or {}

@@ -215,7 +215,8 @@ static enum fl_status answers(struct driver *d, enum drv_side side, const char *
     return st == FL_UNSUPPORTED || st == FL_INVALID ? FL_OK : st; /* it answered */
 }
 
-/* On devices of their own they load at the same time; on shared ones the engines first, which then
+/* launch waits until all have joined. On devices of their own trainers are started then, and both
+ * load what they load after that at the same time; on shared ones the engines first, which then
  * make room. */
 enum fl_status drv_bring_up(struct driver *d, struct fl_err *err)
 {
