@@ -317,7 +317,8 @@ def p118_what_goes_along_from_the_shell():
         assert r.code == 2 and "NOT_SET_HERE is not set here" in r.err and "train" not in jobs(head), r
         run = head.spawn("furlong", "train", "--num-rollout=100000", *split, f"--run-dir={head.root}/run", "--submission-id=train", "--pass-env=FOO,LINES", env=mine,
                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        roles = lambda: (w := head.furlong("job", "env", "train", "--json").out) and len(w := json.loads(w)["workers"]) == 3 and w
+        # one that is about to start has no environment yet
+        roles = lambda: (w := head.furlong("job", "env", "train", "--json").out) and len(w := json.loads(w)["workers"]) == 3 and all("env" in x for x in w) and w
         workers = wait_for("driver, trainer and engine", roles)
         assert sorted(w["role"] for w in workers) == ["driver", "rollout", "trainer"] and {w["node"] for w in workers} == {"n1", "n2"}, workers
         for w in workers:
