@@ -18,6 +18,7 @@ struct later {
     LIST_ENTRY(later) next;
     STAILQ_HEAD(, item) items;
     size_t device;
+    struct timespec delay;
     bool busy, ended;
 };
 struct later_event {
@@ -44,7 +45,6 @@ bool later_on(void)
 
 static void *stream_main(void *arg)
 {
-    const struct timespec delay = { .tv_nsec = delay_us() % 1000000 * 1000l };
     struct later *s = arg;
     struct item *i;
 
@@ -57,7 +57,7 @@ static void *stream_main(void *arg)
         STAILQ_REMOVE_HEAD(&s->items, next);
         s->busy = true;
         pthread_mutex_unlock(&lock);
-        nanosleep(&delay, NULL);
+        nanosleep(&s->delay, NULL);
         i->run(i->arg);
         free(i);
         pthread_mutex_lock(&lock);
@@ -80,6 +80,7 @@ struct later *later_create(size_t device)
         return NULL;
     STAILQ_INIT(&s->items);
     s->device = device;
+    s->delay.tv_nsec = delay_us() % 1000000 * 1000l; /* here: the program may change its environment */
     sigfillset(&all); /* signals are the program's */
     pthread_sigmask(SIG_SETMASK, &all, &was);
     pthread_mutex_lock(&lock);
