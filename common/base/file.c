@@ -331,45 +331,50 @@ enum fl_status fl_unix_addr(const char *path, struct sockaddr_un *out, struct fl
 
 /* ---- processes ---- */
 
-/* state and start time; the name in parentheses may hold spaces and parentheses itself */
-static enum fl_status pid_stat(int pid, char *state, uint64_t *start, struct fl_err *err)
+/* The name in parentheses may hold spaces and parentheses itself. */
+enum fl_status fl_pid_stat(int pid, struct fl_pid_stat *out, struct fl_err *err)
 {
-    enum { START_AFTER_STATE = 19 };
-    char path[64], *text, *at;
-    unsigned long long v = 0;
+    char path[64], text[1024];
+    unsigned long long start;
 
     snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-    FL_TRY(fl_file_read(path, 4096, &text, NULL, err));
-    at = strrchr(text, ')');
-    bool good = at && at[1] == ' ';
-    *state = good ? at[2] : '?';
-    for (int i = 0; good && i <= START_AFTER_STATE; i++) {
-        at = strchr(at + 1, ' ');
-        good = at != NULL;
-    }
-    good = good && sscanf(at, " %llu", &v) == 1;
-    free(text);
-    if (!good)
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+    int why = errno;
+
+    if (fd >= 0)
+        close(fd);
+    if (n < 0 && (why == ENOENT || why == ESRCH)) /* it may go while it is read */
+        return fl_fail(err, FL_NOT_FOUND, "no process %d", pid);
+    errno = why;
+    if (n < 0)
+        return fl_fail_errno(err, "%s", path);
+    text[n] = 0;
+    const char *from = strchr(text, '('), *to = strrchr(text, ')');
+
+    if (!from || !to || to < from ||
+        sscanf(to + 1,
+               " %c %d %d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+               &out->state, &out->parent, &out->group, &out->session, &start) != 5)
         return fl_fail(err, FL_CORRUPT, "%s: not as expected", path);
-    *start = v;
+    snprintf(out->name, sizeof(out->name), "%.*s", (int)(to - from - 1), from + 1);
+    out->start_time = start;
     return FL_OK;
 }
 
 enum fl_status fl_pid_start_time(int pid, uint64_t *out, struct fl_err *err)
 {
-    char state;
-    enum fl_status st = pid_stat(pid, &state, out, err);
+    struct fl_pid_stat s;
 
-    if (st == FL_NOT_FOUND) /* also ESRCH, when it goes while it is read */
-        return fl_fail(err, FL_NOT_FOUND, "no process %d", pid);
-    return st;
+    FL_TRY(fl_pid_stat(pid, &s, err));
+    *out = s.start_time;
+    return FL_OK;
 }
 
 bool fl_pid_alive(int pid, uint64_t start_time)
 {
-    uint64_t start;
-    char state;
+    struct fl_pid_stat s;
 
-    return pid > 0 && pid_stat(pid, &state, &start, NULL) == FL_OK && start == start_time &&
-           state != 'Z' && state != 'X';
+    return pid > 0 && fl_pid_stat(pid, &s, NULL) == FL_OK && s.start_time == start_time &&
+           s.state != 'Z' && s.state != 'X';
 }

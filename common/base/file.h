@@ -26,6 +26,12 @@ enum fl_status fl_path(char out[FL_PATH_MAX], struct fl_err *err, const char *fm
 /* FL_INVALID names the path and its length when it does not fit (107 bytes). */
 enum fl_status fl_unix_addr(const char *path, struct sockaddr_un *out, struct fl_err *err);
 
-/* Field 22 of /proc/PID/stat: with the pid it names one process for good. FL_NOT_FOUND: no such. */
+struct fl_pid_stat { /* of /proc/PID/stat */
+    char name[32];       /* of its program's file, as the kernel cuts it */
+    char state;          /* 'Z': a zombie */
+    int parent, group, session;
+    uint64_t start_time; /* with the pid it names one process for good */
+};
+enum fl_status fl_pid_stat(int pid, struct fl_pid_stat *out, struct fl_err *err); /* FL_NOT_FOUND: no such */
 enum fl_status fl_pid_start_time(int pid, uint64_t *out, struct fl_err *err);
 bool fl_pid_alive(int pid, uint64_t start_time); /* that very process, and no zombie */

@@ -10,31 +10,12 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include "common/base/file.h"
 #include "common/base/log.h"
 #include "worker/client/client.h"
 
 enum { PARENTS_MAX = 32 };
 #define KEEPER "furlong-keep"
-
-/* False: it is gone. */
-static bool look(int pid, char name[32], int *parent)
-{
-    char path[64], line[512] = "";
-    FILE *f;
-
-    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-    f = fopen(path, "re");
-    if (!f)
-        return false;
-    bool ok = fgets(line, sizeof(line), f) != NULL;
-    fclose(f);
-    char *from = strchr(line, '('), *to = strrchr(line, ')'); /* a name may hold either */
-
-    if (!ok || !from || !to || sscanf(to + 1, " %*c %d", parent) != 1)
-        return false;
-    snprintf(name, 32, "%.*s", (int)(to - from - 1), from + 1);
-    return true;
-}
 
 /* False where /proc is of another pid namespace than we are: its numbers are others' here. */
 static bool proc_is_ours(void)
@@ -50,13 +31,13 @@ static bool proc_is_ours(void)
 /* 0: there is none above us that can be seen, as in a container that a worker started. */
 static int keeper_above(void)
 {
-    char name[32];
-    int pid = proc_is_ours() ? getpid() : 0, parent;
+    struct fl_pid_stat s;
+    int pid = proc_is_ours() ? getpid() : 0;
 
-    for (int i = 0; i < PARENTS_MAX && pid > 1 && look(pid, name, &parent); i++) {
-        if (strcmp(name, KEEPER) == 0)
+    for (int i = 0; i < PARENTS_MAX && pid > 1 && fl_pid_stat(pid, &s, NULL) == FL_OK; i++) {
+        if (strcmp(s.name, KEEPER) == 0)
             return pid;
-        pid = parent;
+        pid = s.parent;
     }
     return 0;
 }
@@ -72,8 +53,8 @@ static void keeper_gone(void *arg, unsigned events)
 
 enum fl_status client_kept_open(struct furlong *f, struct fl_err *err)
 {
-    int keeper = keeper_above(), parent;
-    char name[32];
+    struct fl_pid_stat s;
+    int keeper = keeper_above();
 
     if (!keeper)
         return FL_OK;
@@ -84,7 +65,7 @@ enum fl_status client_kept_open(struct furlong *f, struct fl_err *err)
     }
     /* It ended in between, and the number is another's. Whoever is between it and us may end at any
      * time: that is not looked at again. */
-    if (!look(keeper, name, &parent) || strcmp(name, KEEPER) != 0)
+    if (fl_pid_stat(keeper, &s, NULL) != FL_OK || strcmp(s.name, KEEPER) != 0)
         keeper_gone(f, 0);
     return fl_watch_create(f->loop, f->keeper_fd, POLLIN, keeper_gone, f, &f->keeper, err);
 }

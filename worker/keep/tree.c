@@ -8,32 +8,15 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include "common/base/file.h"
 
 bool tree_stat(int pid, struct tree_stat *out)
 {
-    char path[40], buf[1024];
-    int fd;
-    ssize_t n;
+    struct fl_pid_stat s;
 
-    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    if (fl_pid_stat(pid, &s, NULL) != FL_OK)
         return false;
-    n = read(fd, buf, sizeof(buf) - 1);
-    close(fd);
-    if (n <= 0)
-        return false;
-    buf[n] = 0;
-    const char *p = strrchr(buf, ')'); /* the name before it may hold anything */
-    unsigned long long start;
-
-    if (!p ||
-        sscanf(p + 1,
-               " %c %d %*d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-               &out->state, &out->ppid, &out->sid, &start) != 4)
-        return false;
-    out->pid = pid;
-    out->start_time = start;
+    *out = (struct tree_stat){ pid, s.parent, s.session, s.state, s.start_time };
     return true;
 }
 

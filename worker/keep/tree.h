@@ -2,7 +2,7 @@
  *
  * A session or a group is not enough: engines call setsid for their children. So the walk follows
  * parents through /proc, and each process is signalled through a pidfd after a second look at its
- * start time, for its number may have passed on meanwhile. libc alone; shared by keeper and daemon.
+ * start time, for its number may have passed on meanwhile. Shared by keeper and daemon.
  */
 #pragma once
 #include <stdbool.h>

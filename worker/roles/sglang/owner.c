@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/file.h"
 #include "common/base/port.h"
 #include "common/base/str.h"
 
@@ -22,31 +23,14 @@ enum owner sglang_owner_of(const struct owner_sign *s, const struct owner_us *us
     return strcmp(s->socket, us->socket) == 0 ? OWNER_OURS : OWNER_OTHERS;
 }
 
-static bool parent_and_group(int pid, int *parent, int *group)
-{
-    char path[64], line[512] = "";
-    FILE *f;
-
-    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-    f = fopen(path, "re");
-    if (!f)
-        return false;
-    const char *at =
-        fgets(line, sizeof(line), f) ? strrchr(line, ')') : NULL; /* a name may hold any */
-    bool ok = at && sscanf(at + 1, " %*c %d %d", parent, group) == 2;
-
-    fclose(f);
-    return ok;
-}
-
 static bool is_below(int pid, int top)
 {
-    int parent, group;
+    struct fl_pid_stat s;
 
-    for (int i = 0; i < PARENTS_MAX && pid > 1 && parent_and_group(pid, &parent, &group); i++) {
-        if (pid == top || group == top)
+    for (int i = 0; i < PARENTS_MAX && pid > 1 && fl_pid_stat(pid, &s, NULL) == FL_OK; i++) {
+        if (pid == top || s.group == top)
             return true;
-        pid = parent;
+        pid = s.parent;
     }
     return false;
 }
