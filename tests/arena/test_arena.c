@@ -8,16 +8,12 @@
 
 #include "common/base/fault.h"
 #include "tests/gpu/two.h"
+#include "tests/arena/small.h"
 #include "tests/t.h"
-#include "transport/arena/arena.h"
 
-#define MIB ((uint64_t)1 << 20)
-enum { CHUNK = 2 << 20 }; /* small, so that little memory makes many */
 static const struct gpu_ops *gpu;
 static struct gpu_info info;
 static struct fl_err err;
-static const struct arena_opts small = { .chunk_bytes = { CHUNK, CHUNK, CHUNK, CHUNK, CHUNK },
-                                         .wait_ms = 1 };
 
 /* The test's own way to the memory. */
 struct eye {
@@ -64,25 +60,6 @@ static bool painted(struct eye *e, const void *p, uint64_t bytes, uint64_t seed)
     return i == bytes / 8;
 }
 
-static struct arena *fresh(const struct arena_opts *o)
-{
-    struct arena_opts with = *o;
-    struct arena *a = NULL;
-
-    with.folder = t_tmp();
-    t_ok(arena_create(gpu, info.uuid, &with, &a, &err), &err);
-    return a;
-}
-
-static void *some(struct arena *a, uint32_t tag, uint64_t bytes, uint32_t flags)
-{
-    void *p = NULL;
-
-    t_ok(arena_alloc(a, tag, bytes, flags, &p, &err), &err);
-    t_true(p != NULL);
-    return p;
-}
-
 static uint64_t held(struct arena *a, uint32_t tag)
 {
     struct arena_usage u;
@@ -100,13 +77,13 @@ static void gives_aligned_zeros(void **state)
         { 1, 4096 },          { 4096, 4096 },           { 4097, 4096 },
         { 2 * MIB, 2 * MIB }, { 5 * MIB + 3, 2 * MIB }, { 8, 4096 },
     };
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
 
     (void)state;
     for (size_t i = 0; i < 3 * FL_LEN(rows); i++) {
         uint64_t bytes = rows[i % FL_LEN(rows)].bytes, whole = (bytes + 7) / 8 * 8;
-        uint8_t *p = some(a, FURLONG_TAG_KV, bytes, ARENA_ZEROED);
+        uint8_t *p = arena_some(a, FURLONG_TAG_KV, bytes, ARENA_ZEROED);
 
         t_int_eq((uintptr_t)p % rows[i % FL_LEN(rows)].align, 0, "%llu bytes",
                  (unsigned long long)bytes);
@@ -127,7 +104,7 @@ static void pieces_never_lie_on_each_other(void **state)
     struct {
         uint64_t *p, bytes, seed;
     } live[40] = { 0 };
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
     uint64_t seed = 4;
 
@@ -143,7 +120,7 @@ static void pieces_never_lie_on_each_other(void **state)
         }
         live[i].bytes = 8 * (1 + t_random(&seed) % (round % 10 == 0 ? 3 * CHUNK / 8 : 20000));
         live[i].seed = round + 1;
-        live[i].p = some(a, FURLONG_TAG_DEFAULT, live[i].bytes, 0);
+        live[i].p = arena_some(a, FURLONG_TAG_DEFAULT, live[i].bytes, 0);
         paint(&e, live[i].p, live[i].bytes, live[i].seed);
     }
     for (size_t i = 0; i < FL_LEN(live); i++)
@@ -163,18 +140,18 @@ static void pieces_never_lie_on_each_other(void **state)
 static void chunks_are_as_large_as_asked(void **state)
 {
     static const struct arena_opts odd = { .chunk_bytes = { 3 * MIB, 10 * MIB } };
-    struct arena *a = fresh(&odd);
+    struct arena *a = arena_fresh(gpu, info.uuid, &odd);
 
     (void)state;
     uint64_t unit = info.granularity_bytes;
-    some(a, FURLONG_TAG_WEIGHTS, 1, 0);
-    some(a, FURLONG_TAG_KV, 1, 0);
+    arena_some(a, FURLONG_TAG_WEIGHTS, 1, 0);
+    arena_some(a, FURLONG_TAG_KV, 1, 0);
     struct arena_usage u;
     arena_usage(a, false, &u);
     t_int_eq(u.peak_held_bytes,
              (3 * MIB + unit - 1) / unit * unit + (10 * MIB + unit - 1) / unit * unit);
     uint64_t first = u.peak_held_bytes;
-    void *last = some(a, FURLONG_TAG_DEFAULT, 1, 0); /* 64 MiB unless said */
+    void *last = arena_some(a, FURLONG_TAG_DEFAULT, 1, 0); /* 64 MiB unless said */
     arena_usage(a, true, &u);
     t_true(u.peak_held_bytes > 64 * MIB);
     t_int_eq(u.tags[0].chunks + u.tags[1].chunks + u.tags[4].chunks, 3);
@@ -184,8 +161,8 @@ static void chunks_are_as_large_as_asked(void **state)
     arena_usage(a, false, &u);
     t_int_eq(u.peak_held_bytes, first);
     arena_destroy(a);
-    a = fresh(&(struct arena_opts){ 0 });
-    void *w = some(a, FURLONG_TAG_WEIGHTS, 1, 0);
+    a = arena_fresh(gpu, info.uuid, &(struct arena_opts){ 0 });
+    void *w = arena_some(a, FURLONG_TAG_WEIGHTS, 1, 0);
     t_int_eq(held(a, FURLONG_TAG_WEIGHTS), gpu == &gpu_host ? 0 : 256 * MIB, "unless said");
     arena_free(a, w);
     arena_destroy(a);
@@ -194,14 +171,14 @@ static void chunks_are_as_large_as_asked(void **state)
 /* ==== offload and onload ==== */
 static void dropped_memory_comes_back_at_its_address(void **state)
 {
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
     struct arena_moved m;
     void *p = NULL;
 
     (void)state;
-    uint8_t *kv = some(a, FURLONG_TAG_KV, 3 * CHUNK, 0),
-            *graph = some(a, FURLONG_TAG_GRAPH, CHUNK, 0);
+    uint8_t *kv = arena_some(a, FURLONG_TAG_KV, 3 * CHUNK, 0),
+            *graph = arena_some(a, FURLONG_TAG_GRAPH, CHUNK, 0);
     paint(&e, kv, 3 * CHUNK, 5);
     paint(&e, graph, CHUNK, 6);
     uint64_t before = held(a, FURLONG_TAG_KV);
@@ -228,11 +205,11 @@ static void dropped_memory_comes_back_at_its_address(void **state)
 
 static void untouched_host_memory_is_not_counted(void **state)
 {
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct arena_moved m;
 
     (void)state;
-    some(a, FURLONG_TAG_KV, 8 * CHUNK, ARENA_ZEROED);
+    arena_some(a, FURLONG_TAG_KV, 8 * CHUNK, ARENA_ZEROED);
     t_ok(arena_offload(a, FURLONG_TAG_KV, &m, &err), &err);
     t_int_eq(m.dropped_bytes, gpu == &gpu_host ? 0 : 8 * CHUNK);
     arena_destroy(a);
@@ -246,14 +223,14 @@ static void content_survives(uint32_t tag, enum furlong_keep how, struct arena_m
         void *p;
         uint64_t bytes;
     } all[60];
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
     uint64_t seed = 15;
 
     t_ok(arena_keep(a, tag, how, NULL, &err), &err);
     for (size_t i = 0; i < FL_LEN(all); i++) {
         all[i].bytes = 8 * (1 + t_random(&seed) % (i % 9 ? 30000 : 3 * CHUNK / 8));
-        all[i].p = some(a, tag, all[i].bytes, 0);
+        all[i].p = arena_some(a, tag, all[i].bytes, 0);
         paint(&e, all[i].p, all[i].bytes, i + 1);
     }
     for (size_t i = 0; i < FL_LEN(all); i += 7)
@@ -309,13 +286,13 @@ static void each_tag_goes_its_own_way(void **state)
         { FURLONG_TAG_GRAPH, false },   { FURLONG_TAG_OPTIMIZER, true },
         { FURLONG_TAG_DEFAULT, true },
     };
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
     void *p[FL_LEN(rows)];
 
     (void)state;
     for (size_t i = 0; i < FL_LEN(rows); i++) {
-        p[i] = some(a, rows[i].tag, CHUNK, 0);
+        p[i] = arena_some(a, rows[i].tag, CHUNK, 0);
         paint(&e, p[i], CHUNK, 40 + i);
     }
     for (size_t i = 0; i < FL_LEN(rows); i++) { /* one at a time: no other tag is touched */
@@ -345,17 +322,17 @@ static void each_tag_goes_its_own_way(void **state)
 static void what_stays_is_as_it_was(void **state)
 {
     struct arena_moved m;
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
 
     (void)state;
-    void *p = some(a, FURLONG_TAG_DEFAULT, CHUNK, 0);
+    void *p = arena_some(a, FURLONG_TAG_DEFAULT, CHUNK, 0);
     t_ok(arena_keep(a, FURLONG_TAG_DEFAULT, FURLONG_KEEP_IN, NULL, &err), &err);
     paint(&e, p, CHUNK, 8);
     t_ok(arena_offload(a, FURLONG_TAG_DEFAULT, &m, &err), &err);
     t_int_eq(m.kept_bytes, CHUNK);
     t_true(painted(&e, p, CHUNK, 8));
-    some(a, FURLONG_TAG_DEFAULT, CHUNK, 0); /* it is in place: more may come */
+    arena_some(a, FURLONG_TAG_DEFAULT, CHUNK, 0); /* it is in place: more may come */
     t_ok(arena_onload(a, FURLONG_TAG_DEFAULT, &m, &err), &err);
     t_true(painted(&e, p, CHUNK, 8));
     t_true(!arena_drops(a, FURLONG_TAG_DEFAULT) && arena_drops(a, FURLONG_TAG_KV) &&
@@ -366,7 +343,7 @@ static void what_stays_is_as_it_was(void **state)
 
 static void the_pool_is_made_once_and_holds_one_backup(void **state)
 {
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct arena_usage u;
 
     (void)state;
@@ -378,8 +355,8 @@ static void the_pool_is_made_once_and_holds_one_backup(void **state)
         return;
     }
     t_ok(arena_keep(a, FURLONG_TAG_WEIGHTS, FURLONG_KEEP_HOST, NULL, &err), &err);
-    some(a, FURLONG_TAG_WEIGHTS, 80 * MIB, 0);
-    some(a, FURLONG_TAG_OPTIMIZER, 90 * MIB, 0);
+    arena_some(a, FURLONG_TAG_WEIGHTS, 80 * MIB, 0);
+    arena_some(a, FURLONG_TAG_OPTIMIZER, 90 * MIB, 0);
     t_ok(arena_pool_prepare(a, 90 * MIB, &err), &err);
     arena_usage(a, false, &u);
     t_int_eq(u.pool_bytes, 96 * MIB);
@@ -459,7 +436,7 @@ static void copies_run_on_two_streams(void **state)
     counted.pin = counted_pin;
     with.folder = t_tmp();
     t_ok(arena_create(&counted, info.uuid, &with, &a, &err), &err);
-    some(a, FURLONG_TAG_OPTIMIZER, (uint64_t)CHUNKS * CHUNK, 0);
+    arena_some(a, FURLONG_TAG_OPTIMIZER, (uint64_t)CHUNKS * CHUNK, 0);
     for (unsigned i = 0; i < 6; i++) { /* out and in, three times */
         memset(&asked, 0, sizeof(asked));
         t_ok(i % 2 ? arena_onload(a, FURLONG_TAG_OPTIMIZER, NULL, &err)
@@ -497,12 +474,12 @@ static void *allocate(void *arg)
 
 static void any_thread_may_allocate(void **state)
 {
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct busy busy[3] = { { .a = a }, { .a = a }, { .a = a } };
     struct arena_usage u;
 
     (void)state;
-    some(a, FURLONG_TAG_KV, CHUNK, 0);
+    arena_some(a, FURLONG_TAG_KV, CHUNK, 0);
     for (size_t i = 0; i < FL_LEN(busy); i++)
         t_int_eq(pthread_create(&busy[i].thread, NULL, allocate, &busy[i]), 0);
     for (unsigned i = 0; i < 20; i++) {
@@ -529,10 +506,10 @@ static void the_end_of_memory_says_what_would_help(void **state)
     (void)state;
     if (!bytes || strcmp(bytes, "256MiB") != 0)
         t_skip("the numbers are those of FURLONG_GPU_FAKE_BYTES=256MiB");
-    a = fresh(&small);
-    w = some(a, FURLONG_TAG_WEIGHTS, 16 * MIB, 0);
-    some(a, FURLONG_TAG_WEIGHTS, 16 * MIB, 0);
-    some(a, FURLONG_TAG_KV, 60 * MIB, 0);
+    a = arena_fresh(gpu, info.uuid, &small);
+    w = arena_some(a, FURLONG_TAG_WEIGHTS, 16 * MIB, 0);
+    arena_some(a, FURLONG_TAG_WEIGHTS, 16 * MIB, 0);
+    arena_some(a, FURLONG_TAG_KV, 60 * MIB, 0);
     arena_note_slots(a, 2);
     arena_usage(a, false, &u);
     t_refused(arena_alloc(a, FURLONG_TAG_OPTIMIZER, 200 * MIB, 0, &p, &err), FL_EXHAUSTED, &err);
@@ -559,7 +536,7 @@ static void the_end_of_memory_says_what_would_help(void **state)
 
 static void refuses(void **state)
 {
-    struct arena *a = fresh(&small), *none = NULL;
+    struct arena *a = arena_fresh(gpu, info.uuid, &small), *none = NULL;
     void *p = NULL;
 
     (void)state;
@@ -576,7 +553,7 @@ static void refuses(void **state)
     t_refused(arena_keep(a, FURLONG_TAG_KV, (enum furlong_keep)9, NULL, &err), FL_INVALID, &err);
     t_ok(arena_keep(a, FURLONG_TAG_KV, FURLONG_KEEP_DISK, "/nowhere/at/all", &err), &err);
     struct eye e = eye_open();
-    p = some(a, FURLONG_TAG_KV, 4096, 0);
+    p = arena_some(a, FURLONG_TAG_KV, 4096, 0);
     paint(&e, p, 4096, 3);
     t_refused(arena_offload(a, FURLONG_TAG_KV, NULL, &err), FL_NOT_FOUND, &err);
     t_has(err.text, "/nowhere/at/all");
@@ -616,7 +593,7 @@ static bool take_export(int sock, struct arena_export *x)
 
 static void shared_memory_stays_and_is_counted_by_holder(void **state)
 {
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
     struct arena_export x;
     struct arena_holding who[4];
@@ -626,8 +603,8 @@ static void shared_memory_stays_and_is_counted_by_holder(void **state)
     char said;
 
     (void)state;
-    void *w = some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, ARENA_OWN_CHUNKS),
-         *mine = some(a, FURLONG_TAG_WEIGHTS, CHUNK, 0);
+    void *w = arena_some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, ARENA_OWN_CHUNKS),
+         *mine = arena_some(a, FURLONG_TAG_WEIGHTS, CHUNK, 0);
     paint(&e, w, 2 * CHUNK, 21);
     paint(&e, mine, CHUNK, 22);
     pid_t pid = two_start("read", &sock);
@@ -658,7 +635,7 @@ static void shared_memory_stays_and_is_counted_by_holder(void **state)
     arena_usage(a, false, &u);
     t_int_eq(u.left_bytes, 0);
     t_int_eq(arena_holders(a, who, FL_LEN(who)), 0);
-    void *again = some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, ARENA_OWN_CHUNKS);
+    void *again = arena_some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, ARENA_OWN_CHUNKS);
     t_true(again == w, "the address can be had again");
     t_ok(arena_offload(a, FURLONG_TAG_WEIGHTS, &m, &err), &err);
     t_int_eq(m.shared_bytes, 0);
@@ -668,7 +645,7 @@ static void shared_memory_stays_and_is_counted_by_holder(void **state)
 
 static void a_view_outlives_the_one_who_made_it(void **state)
 {
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
     struct arena_view *v = NULL;
     struct arena_export x;
@@ -695,15 +672,15 @@ static void a_view_outlives_the_one_who_made_it(void **state)
 
 static void memory_changes_places_under_fixed_addresses(void **state)
 {
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
     struct arena_export xp, xq;
     struct arena_view *vp, *vq;
 
     (void)state;
-    void *p = some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, ARENA_OWN_CHUNKS),
-         *q = some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, ARENA_OWN_CHUNKS);
-    void *plain = some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, 0);
+    void *p = arena_some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, ARENA_OWN_CHUNKS),
+         *q = arena_some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, ARENA_OWN_CHUNKS);
+    void *plain = arena_some(a, FURLONG_TAG_WEIGHTS, 2 * CHUNK, 0);
     paint(&e, p, 2 * CHUNK, 1);
     paint(&e, q, 2 * CHUNK, 2);
     t_ok(arena_exchange(a, p, q, &err), &err);
@@ -737,13 +714,13 @@ static void memory_changes_places_under_fixed_addresses(void **state)
 
 static void wrong_exports_are_refused(void **state)
 {
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct arena_export x, bad;
     struct arena_view *v = NULL;
     int fds = t_open_fds();
 
     (void)state;
-    void *p = some(a, FURLONG_TAG_WEIGHTS, CHUNK, ARENA_OWN_CHUNKS);
+    void *p = arena_some(a, FURLONG_TAG_WEIGHTS, CHUNK, ARENA_OWN_CHUNKS);
     t_refused(arena_export(a, &fds, 8, "one", &x, &err), FL_INVALID, &err);
     t_refused(arena_export(a, p, 0, "one", &x, &err), FL_INVALID, &err);
     t_refused(arena_export(a, p, 8, "", &x, &err), FL_INVALID, &err);
@@ -774,12 +751,12 @@ static void failures_lose_nothing(enum furlong_keep how)
     struct eye e = eye_open();
 
     for (unsigned nth = 1;; nth++) {
-        struct arena *a = fresh(&small);
+        struct arena *a = arena_fresh(gpu, info.uuid, &small);
         enum fl_status out, in = FL_OK;
 
         t_ok(arena_keep(a, FURLONG_TAG_DEFAULT, how, NULL, &err), &err);
-        void *p = some(a, FURLONG_TAG_DEFAULT, 2 * CHUNK, 0),
-             *q = some(a, FURLONG_TAG_DEFAULT, 8192, 0);
+        void *p = arena_some(a, FURLONG_TAG_DEFAULT, 2 * CHUNK, 0),
+             *q = arena_some(a, FURLONG_TAG_DEFAULT, 8192, 0);
         paint(&e, p, 2 * CHUNK, 5);
         paint(&e, q, 8192, 6);
         fl_fault_arm(nth);
@@ -825,10 +802,10 @@ static void failures_of_sharing_leave_nothing(void **state)
 
     (void)state;
     for (unsigned nth = 1; st != FL_OK; nth++) {
-        struct arena *a = fresh(&small);
+        struct arena *a = arena_fresh(gpu, info.uuid, &small);
         struct arena_export x = { 0 };
         struct arena_view *v = NULL;
-        void *p = some(a, FURLONG_TAG_WEIGHTS, 3 * CHUNK, ARENA_OWN_CHUNKS), *q = NULL;
+        void *p = arena_some(a, FURLONG_TAG_WEIGHTS, 3 * CHUNK, ARENA_OWN_CHUNKS), *q = NULL;
 
         fl_fault_arm(nth);
         st = arena_alloc(a, FURLONG_TAG_WEIGHTS, 3 * CHUNK, ARENA_OWN_CHUNKS, &q, &err);
@@ -850,15 +827,15 @@ static void failures_of_sharing_leave_nothing(void **state)
 /* ==== the second process ==== */
 static int second(const char *mode)
 {
-    struct arena *a = fresh(&small);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     struct eye e = eye_open();
     struct arena_export x;
     struct arena_view *v;
     char word[5];
 
     if (strcmp(mode, "give") == 0) {
-        some(a, FURLONG_TAG_WEIGHTS, 4096, 0);
-        uint8_t *p = some(a, FURLONG_TAG_WEIGHTS, CHUNK + 8192, 0);
+        arena_some(a, FURLONG_TAG_WEIGHTS, 4096, 0);
+        uint8_t *p = arena_some(a, FURLONG_TAG_WEIGHTS, CHUNK + 8192, 0);
 
         paint(&e, p, CHUNK + 8192, 33);
         t_ok(arena_export(a, p, CHUNK + 8192, "first", &x, &err), &err);

@@ -6,34 +6,13 @@
 
 #include "common/base/fault.h"
 #include "tests/gpu/mem.h"
+#include "tests/arena/small.h"
 #include "tests/t.h"
-#include "transport/arena/arena.h"
 #include "transport/arena/process.h"
 
-#define MIB ((uint64_t)1 << 20)
-enum { CHUNK = 2 << 20 };
 static const struct gpu_ops *gpu;
 static struct gpu_info info;
 static struct fl_err err;
-
-static struct arena *fresh(void)
-{
-    struct arena_opts o = { .chunk_bytes = { CHUNK, CHUNK, CHUNK, CHUNK, CHUNK },
-                            .wait_ms = 1,
-                            .folder = t_tmp() };
-    struct arena *a = NULL;
-
-    t_ok(arena_create(gpu, info.uuid, &o, &a, &err), &err);
-    return a;
-}
-
-static void *some(struct arena *a, uint32_t tag, uint64_t bytes)
-{
-    void *p = NULL;
-
-    t_ok(arena_alloc(a, tag, bytes, 0, &p, &err), &err);
-    return p;
-}
 
 static bool filled(const void *p, uint64_t bytes, uint8_t value)
 {
@@ -53,14 +32,14 @@ static void what_is_freed_while_out_does_not_come_back(void **state)
 
     (void)state;
     for (size_t i = 0; i < FL_LEN(kinds); i++) {
-        struct arena *a = fresh();
-        void *p = some(a, FURLONG_TAG_OPTIMIZER, 2 * CHUNK), *q;
+        struct arena *a = arena_fresh(gpu, info.uuid, &small);
+        void *p = arena_some(a, FURLONG_TAG_OPTIMIZER, 2 * CHUNK, 0), *q;
 
         t_ok(arena_keep(a, FURLONG_TAG_OPTIMIZER, kinds[i], NULL, &err), &err);
         t_mem_fill(p, 5, 2 * CHUNK);
         t_ok(arena_offload(a, FURLONG_TAG_OPTIMIZER, NULL, &err), &err);
         arena_free(a, p);
-        q = some(a, FURLONG_TAG_OPTIMIZER, 2 * CHUNK);
+        q = arena_some(a, FURLONG_TAG_OPTIMIZER, 2 * CHUNK, 0);
         t_mem_fill(q, 9, 2 * CHUNK);
         t_ok(arena_onload(a, FURLONG_TAG_OPTIMIZER, NULL, &err), &err);
         t_true(filled(q, 2 * CHUNK, 9), "kept by %d: the new memory holds what was written there",
@@ -79,9 +58,11 @@ static void tags_go_together_or_not_at_all(void **state)
 
     (void)state;
     for (unsigned nth = 1; met; nth++) {
-        struct arena *a = fresh();
-        void *w = some(a, FURLONG_TAG_WEIGHTS, CHUNK), *kv = some(a, FURLONG_TAG_KV, CHUNK);
-        void *o = some(a, FURLONG_TAG_OPTIMIZER, CHUNK), *d = some(a, FURLONG_TAG_DEFAULT, CHUNK);
+        struct arena *a = arena_fresh(gpu, info.uuid, &small);
+        void *w = arena_some(a, FURLONG_TAG_WEIGHTS, CHUNK, 0),
+             *kv = arena_some(a, FURLONG_TAG_KV, CHUNK, 0);
+        void *o = arena_some(a, FURLONG_TAG_OPTIMIZER, CHUNK, 0),
+             *d = arena_some(a, FURLONG_TAG_DEFAULT, CHUNK, 0);
 
         t_ok(arena_keep(a, saved, FURLONG_KEEP_DISK, NULL, &err), &err);
         t_mem_fill(w, 1, CHUNK);
@@ -103,10 +84,10 @@ static void tags_go_together_or_not_at_all(void **state)
 
 static void a_disk_that_is_full_is_named(void **state)
 {
-    struct arena *a = fresh();
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
 
     (void)state;
-    some(a, FURLONG_TAG_OPTIMIZER, CHUNK);
+    arena_some(a, FURLONG_TAG_OPTIMIZER, CHUNK, 0);
     t_ok(arena_keep(a, FURLONG_TAG_OPTIMIZER, FURLONG_KEEP_DISK, NULL, &err), &err);
     t_ok(fl_fault_set("arena.move:1=fail", &err), &err);
     t_true(arena_offload(a, FURLONG_TAG_OPTIMIZER, NULL, &err) != FL_OK);
@@ -120,7 +101,7 @@ static void a_disk_that_is_full_is_named(void **state)
 static void holes_are_no_end_of_memory(void **state)
 {
     void *all[120], *p = NULL;
-    struct arena *a = fresh();
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
 
     (void)state;
     if (info.integrated || t_on_cuda()) {
@@ -128,7 +109,7 @@ static void holes_are_no_end_of_memory(void **state)
         t_skip("256 MiB of a device's own memory are wanted");
     }
     for (size_t i = 0; i < FL_LEN(all); i++)
-        all[i] = some(a, FURLONG_TAG_DEFAULT, CHUNK);
+        all[i] = arena_some(a, FURLONG_TAG_DEFAULT, CHUNK, 0);
     for (size_t i = 0; i < FL_LEN(all); i += 2)
         arena_free(a, all[i]);
     t_ok(arena_alloc(a, FURLONG_TAG_DEFAULT, 100 * MIB, 0, &p, &err),
@@ -143,7 +124,7 @@ static void numbers_that_overflow_are_refused(void **state)
         { .chunk_bytes = (uint64_t)1 << 62, .off = CHUNK, .bytes = 1 << 30, .n = 4 },
         { .chunk_bytes = UINT64_MAX - CHUNK + 1, .off = 4096, .bytes = 4096, .n = 1 },
     };
-    struct arena *a = fresh();
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
     int fds = t_open_fds();
 
     (void)state;

@@ -11,34 +11,14 @@
 #include "common/gpu/fake.h"
 #include "tests/gpu/mem.h"
 #include "tests/gpu/two.h"
+#include "tests/arena/small.h"
 #include "tests/t.h"
-#include "transport/arena/arena.h"
 
-#define MIB ((uint64_t)1 << 20)
-enum { CHUNK = 2 << 20, HELD_MIB = 160 };
+enum { HELD_MIB = 160 };
 #define ROOM (256 * MIB)
 static const struct gpu_ops *gpu;
 static struct gpu_info info;
 static struct fl_err err;
-
-static struct arena *fresh(uint32_t wait_ms)
-{
-    struct arena_opts o = { .chunk_bytes = { CHUNK, CHUNK, CHUNK, CHUNK, CHUNK },
-                            .wait_ms = wait_ms,
-                            .folder = t_tmp() };
-    struct arena *a = NULL;
-
-    t_ok(arena_create(gpu, info.uuid, &o, &a, &err), &err);
-    return a;
-}
-
-static void *some(struct arena *a, uint32_t tag, uint64_t bytes)
-{
-    void *p = NULL;
-
-    t_ok(arena_alloc(a, tag, bytes, 0, &p, &err), &err);
-    return p;
-}
 
 /* ---- the trainer, as far as the device knows it ---- */
 static int hold(int sock)
@@ -79,7 +59,10 @@ static void *give_back(void *arg)
 
 static void p88_a_resume_that_does_not_fit_says_who_has_the_memory(void **state)
 {
-    struct arena *a = fresh(50);
+    struct arena *a =
+        arena_fresh(gpu, info.uuid,
+                    &(struct arena_opts){ .chunk_bytes = { CHUNK, CHUNK, CHUNK, CHUNK, CHUNK },
+                                          .wait_ms = 50 });
     struct arena_usage u;
     char pid_text[32];
     int sock;
@@ -87,12 +70,13 @@ static void p88_a_resume_that_does_not_fit_says_who_has_the_memory(void **state)
     (void)state;
     pid_t pid = holder(&sock);
     struct t_hog *hog = t_hog_leave(info.uuid, ROOM);
-    void *p = some(a, FURLONG_TAG_KV, 120 * MIB);
+    void *p = arena_some(a, FURLONG_TAG_KV, 120 * MIB, 0);
 
     t_ok(arena_offload(a, FURLONG_TAG_KV, NULL, &err), &err);
     struct arena *ours =
-        fresh(1); /* the fake counts a process's memory alone, its table everybody's */
-    void *q = some(ours, FURLONG_TAG_DEFAULT, 160 * MIB);
+        arena_fresh(gpu, info.uuid,
+                    &small); /* the fake counts a process's memory alone, its table everybody's */
+    void *q = arena_some(ours, FURLONG_TAG_DEFAULT, 160 * MIB, 0);
 
     t_refused(arena_onload(a, FURLONG_TAG_KV, NULL, &err), FL_EXHAUSTED, &err);
     t_has(err.text, "onload of kv_cache");
@@ -117,14 +101,18 @@ static void p88_a_resume_that_does_not_fit_says_who_has_the_memory(void **state)
 
 static void p89_memory_that_comes_late_is_waited_for(void **state)
 {
-    struct arena *a = fresh(5000), *theirs = fresh(1);
+    struct arena *a = arena_fresh(
+                     gpu, info.uuid,
+                     &(struct arena_opts){ .chunk_bytes = { CHUNK, CHUNK, CHUNK, CHUNK, CHUNK },
+                                           .wait_ms = 5000 }),
+                 *theirs = arena_fresh(gpu, info.uuid, &small);
     struct t_hog *hog = t_hog_leave(info.uuid, ROOM);
     pthread_t t;
 
     (void)state;
-    some(a, FURLONG_TAG_KV, 100 * MIB);
+    arena_some(a, FURLONG_TAG_KV, 100 * MIB, 0);
     t_ok(arena_offload(a, FURLONG_TAG_KV, NULL, &err), &err);
-    some(theirs, FURLONG_TAG_KV, 200 * MIB);
+    arena_some(theirs, FURLONG_TAG_KV, 200 * MIB, 0);
     uint64_t from = fl_clock_boot_ns();
 
     t_int_eq(pthread_create(&t, NULL, give_back, theirs), 0);
@@ -133,11 +121,13 @@ static void p89_memory_that_comes_late_is_waited_for(void **state)
     pthread_join(t, NULL);
     arena_destroy(theirs);
     arena_destroy(a);
-    a = fresh(30);
-    theirs = fresh(1);
-    some(a, FURLONG_TAG_KV, 100 * MIB);
+    a = arena_fresh(gpu, info.uuid,
+                    &(struct arena_opts){ .chunk_bytes = { CHUNK, CHUNK, CHUNK, CHUNK, CHUNK },
+                                          .wait_ms = 30 });
+    theirs = arena_fresh(gpu, info.uuid, &small);
+    arena_some(a, FURLONG_TAG_KV, 100 * MIB, 0);
     t_ok(arena_offload(a, FURLONG_TAG_KV, NULL, &err), &err);
-    some(theirs, FURLONG_TAG_KV, 200 * MIB);
+    arena_some(theirs, FURLONG_TAG_KV, 200 * MIB, 0);
     t_refused(arena_onload(a, FURLONG_TAG_KV, NULL, &err), FL_EXHAUSTED, &err); /* bounded */
     t_has(err.text, t_on_cuda() ? " MiB free" : "56.0 MiB free");
     arena_destroy(theirs);
@@ -147,18 +137,19 @@ static void p89_memory_that_comes_late_is_waited_for(void **state)
 
 static void p95_growth_from_cycle_to_cycle_is_seen(void **state)
 {
-    struct arena *a = fresh(1), *leaks = fresh(1);
+    struct arena *a = arena_fresh(gpu, info.uuid, &small),
+                 *leaks = arena_fresh(gpu, info.uuid, &small);
     struct arena_moved m;
 
     (void)state;
-    some(a, FURLONG_TAG_KV, 16 * MIB);
+    arena_some(a, FURLONG_TAG_KV, 16 * MIB, 0);
     for (unsigned i = 0; i < 50; i++) {
         t_ok(arena_offload(a, FURLONG_TAG_KV, &m, &err), &err);
         t_int_eq(m.grown_bytes, 0, "cycle %u is as the others", i);
         t_ok(arena_onload(a, FURLONG_TAG_KV, NULL, &err), &err);
     }
     for (unsigned i = 1; i <= 3; i++) {
-        some(leaks, FURLONG_TAG_DEFAULT, 66 * MIB);
+        arena_some(leaks, FURLONG_TAG_DEFAULT, 66 * MIB, 0);
         t_ok(arena_offload(a, FURLONG_TAG_KV, &m, &err), &err);
         t_int_eq(m.grown_bytes, i < 3 ? 0 : 3 * 66 * MIB, "after %u", i);
         t_ok(arena_onload(a, FURLONG_TAG_KV, NULL, &err), &err);
