@@ -59,6 +59,12 @@ enum fl_status furlong_launch(struct furlong *f, const struct furlong_layout *y,
                               char *const argv[], char *const env[],
                               const struct furlong_launch_opts *o, struct furlong_group **out,
                               struct fl_err *err);
+/* The same, and returns when they are started: furlong_group_wait() says when all have joined, and
+ * furlong_group_end() ends those of a group that does not come up. So roles start side by side. */
+enum fl_status furlong_launch_start(struct furlong *f, const struct furlong_layout *y,
+                                    const char *role, char *const argv[], char *const env[],
+                                    const struct furlong_launch_opts *o, struct furlong_group **out,
+                                    struct fl_err *err);
 uint32_t furlong_group_size(const struct furlong_group *g);
 void furlong_group_member(struct furlong_group *g, uint32_t i, struct furlong_member *out);
 /* Borrowed until furlong_leave(); follows attempts. */

@@ -22,11 +22,12 @@ class Layout:
     def print(self, fd=1):
         self._core.print(fd)
 
-    def launch(self, role, argv, env=None, restarts=0, backoff=0.1, backoff_max=10.0, start=300.0, cwd=None):
-        """One process per rank; returns when all have joined. restarts: by the head, for each member."""
+    def launch(self, role, argv, env=None, restarts=0, backoff=0.1, backoff_max=10.0, start=300.0, cwd=None, wait=True):
+        """One process per rank; returns when all have joined, or with wait=False when they are started:
+        Group.wait() then, so that roles start side by side. restarts: by the head, for each member."""
         words = [os.fsencode(a) for a in argv]
         extra = [os.fsencode(f"{k}={v}") for k, v in (env or {}).items()]
-        return Group(self._core._launch(role, words, extra, restarts, backoff, backoff_max, start, cwd))
+        return Group(self._core._launch(role, words, extra, restarts, backoff, backoff_max, start, cwd, wait))
 
 
 class Group:

@@ -1,5 +1,8 @@
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "tests/client/fake.h"
@@ -32,15 +35,23 @@ static void run_end(struct run *r)
     fake_destroy(r->fake);
 }
 
-static enum fl_status launch(struct run *r, const char *role, const char *play, const char *world,
-                             const struct furlong_launch_opts *o, struct furlong_group **out,
-                             struct fl_err *err)
+static enum fl_status launch_by(__typeof__(furlong_launch) *how, struct run *r, const char *role,
+                                const char *play, const char *world,
+                                const struct furlong_launch_opts *o, struct furlong_group **out,
+                                struct fl_err *err)
 {
     char words[64], *argv[] = { "/proc/self/exe", (char *)(uintptr_t)play, NULL },
                     *env[] = { words, "PLAY=yes=no", NULL };
 
     snprintf(words, sizeof(words), "FAKE_WORLD=%s", world);
-    return furlong_launch(r->me, r->layout, role, argv, env, o, out, err);
+    return how(r->me, r->layout, role, argv, env, o, out, err);
+}
+
+static enum fl_status launch(struct run *r, const char *role, const char *play, const char *world,
+                             const struct furlong_launch_opts *o, struct furlong_group **out,
+                             struct fl_err *err)
+{
+    return launch_by(furlong_launch, r, role, play, world, o, out, err);
 }
 
 static void layouts_can_be_read(void **state)
@@ -148,6 +159,34 @@ static void programs_that_do_not_join(void **state)
     t_true(!g);
     t_refused(launch(&r, "critic", "server", "1", NULL, &g, &err), FL_NOT_FOUND, &err);
     t_int_eq(fake_running(r.fake, 0), 0, "nothing half done");
+    run_end(&r);
+}
+
+/* Neither joins before the other has started. */
+static void roles_start_side_by_side(void **state)
+{
+    struct furlong_group *trainers, *engines;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    setenv("MEET", t_path("meet"), 1);
+    struct run r = run_make("1", "1");
+
+    t_ok(launch_by(furlong_launch_start, &r, "rollout", "meets", "1", NULL, &engines, &err), &err);
+    t_refused(furlong_group_wait(engines, 1, &err), FL_TIMEOUT, &err);
+    t_has(err.text, "rollout 0 on gpu-a, attempt 1 has not joined");
+    t_ok(launch_by(furlong_launch_start, &r, "trainer", "meets", "1", NULL, &trainers, &err), &err);
+    t_ok(furlong_group_wait(engines, 20000, &err), &err);
+    t_ok(furlong_group_wait(trainers, 20000, &err), &err);
+    furlong_group_end(engines);
+    furlong_group_end(trainers);
+    t_ok(launch_by(furlong_launch_start, &r, "rollout", "exit3", "1", NULL, &engines, &err), &err);
+    t_refused(furlong_group_wait(engines, 20000, &err), FL_UNREACHABLE, &err);
+    t_has(err.text, "exit code 3");
+    furlong_group_end(engines);
+    t_refused(launch_by(furlong_launch_start, &r, "critic", "server", "1", NULL, &engines, &err),
+              FL_NOT_FOUND, &err);
+    t_int_eq(fake_running(r.fake, 0), 0);
     run_end(&r);
 }
 
@@ -329,6 +368,21 @@ static void a_daemon_that_restarts_tells_the_members_again(void **state)
     run_end(&r);
 }
 
+/* A socket of two ends: the first to come listens, the second calls it. */
+static int meet(const char *path)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    snprintf(a.sun_path, sizeof(a.sun_path), "%s", path);
+    if (bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0)
+        return listen(fd, 1) < 0 ? -1 : accept(fd, NULL, NULL);
+    while (connect(fd, (struct sockaddr *)&a, sizeof(a)) < 0)
+        if (errno != ECONNREFUSED) /* bound, and not listening yet */
+            return -1;
+    return 0;
+}
+
 static int play(const char *role)
 {
     struct furlong *f = NULL;
@@ -338,6 +392,8 @@ static int play(const char *role)
         return 3;
     if (strcmp(role, "never") == 0)
         return pause();
+    if (strcmp(role, "meets") == 0 && meet(getenv("MEET")) < 0)
+        return 1;
     if (strcmp(getenv("PLAY"), "yes=no") != 0 || furlong_join(FURLONG_ABI, &f, &err) != FL_OK) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
@@ -352,6 +408,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(only_drivers_place),
         cmocka_unit_test(a_group_lives_and_ends),
         cmocka_unit_test(programs_that_do_not_join),
+        cmocka_unit_test(roles_start_side_by_side),
         cmocka_unit_test(a_killed_member_comes_back),
         cmocka_unit_test(asking_all_names_who_is_missing),
         cmocka_unit_test(a_stopped_process_does_not_hold_a_blob),

@@ -30,6 +30,15 @@ def test_they_learn():
         assert p.left_behind() == []
 
 
+def test_both_sides_start_at_the_same_time():
+    """On devices of their own: each opens its end of a pipe before it goes on, which waits for the other's."""
+    with place() as p:
+        os.mkfifo(f"{p.root}/meet")
+        Run(p, f"--trainer-cmd=echo > {p.root}/meet; {BIN}/example-trainer", f"--rollout-cmd=cat {p.root}/meet; {BIN}/example-engine",
+            "--num-rollout=1", "--start-timeout=60").go()
+        assert p.left_behind() == []
+
+
 def test_ways_and_ranks_give_the_same_weights():
     first = None
     with place() as p:

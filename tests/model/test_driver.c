@@ -63,6 +63,11 @@ static enum fl_status fake_launch(struct driver *d, enum drv_side side, struct f
     return met(d->seat, side == DRV_TRAINERS ? "launch:trainer" : "launch:rollout", err);
 }
 
+static enum fl_status fake_joined(struct driver *d, struct fl_err *err)
+{
+    return met(d->seat, "joined", err);
+}
+
 static enum fl_status fake_ask(struct driver *d, enum drv_side side, const char *method, const char *body,
                                uint32_t budget_ms, json_t **first, struct fl_err *err)
 {
@@ -205,7 +210,7 @@ static void fake_finish(struct driver *d)
 }
 
 static const struct drv_ops fake_ops = {
-    fake_place,  fake_launch,  fake_ask,  fake_train,  fake_generate, fake_update,
+    fake_place,  fake_launch,  fake_joined, fake_ask,  fake_train,  fake_generate, fake_update,
     fake_end_late, fake_restart, fake_wait, fake_record, fake_now, fake_finish,
 };
 
@@ -258,12 +263,12 @@ static void run_dir_clear(void)
 }
 
 /* ---- the table of the design ------------------------------------------------------------------ */
-#define UP "launch:rollout E.resume "
-#define UP_AWAY "launch:rollout E.resume E.offload_kv E.offload_weights launch:trainer T.state "
+#define UP "launch:rollout joined E.resume "
+#define UP_AWAY "launch:rollout joined E.resume E.offload_kv E.offload_weights launch:trainer joined T.state "
 static void columns(void **state)
 {
     static const struct { const char *name, *flags, *start, *step; } rows[] = {
-        { "split", "", "launch:rollout launch:trainer E.resume T.state E.pause update E.resume", "generate train E.pause update E.resume record" },
+        { "split", "", "launch:rollout launch:trainer joined E.resume T.state E.pause update E.resume", "generate train E.pause update E.resume record" },
         { "colocated", "--colocate",
           UP_AWAY "T.offload E.onload_weights update E.onload_kv",
           "generate E.offload_kv E.offload_weights T.onload train T.offload E.onload_weights update E.onload_kv record" },
@@ -274,12 +279,12 @@ static void columns(void **state)
           UP_AWAY "T.clear_memory E.onload_weights update E.onload_kv",
           "generate E.offload_kv E.offload_weights train T.clear_memory E.onload_weights update E.onload_kv record" },
         { "colocated, engines stay", "--colocate --no-offload-rollout",
-          UP "launch:trainer T.state T.offload update", "generate T.onload train T.offload update record" },
+          UP "launch:trainer joined T.state T.offload update", "generate T.onload train T.offload update record" },
         { "colocated, weights stay", "--colocate --offload-rollout-level kv_cache",
-          "launch:rollout E.resume E.offload_kv launch:trainer T.state T.offload update E.onload_kv",
+          "launch:rollout joined E.resume E.offload_kv launch:trainer joined T.state T.offload update E.onload_kv",
           "generate E.offload_kv T.onload train T.offload update E.onload_kv record" },
         { "split with offload", "--offload",
-          "launch:rollout launch:trainer E.resume E.offload_kv E.offload_weights T.state T.offload E.onload_weights E.pause update E.resume E.onload_kv",
+          "launch:rollout launch:trainer joined E.resume E.offload_kv E.offload_weights T.state T.offload E.onload_weights E.pause update E.resume E.onload_kv",
           "generate E.offload_kv E.offload_weights T.onload train T.offload E.onload_weights E.pause update E.resume E.onload_kv record" },
         { "saved and evaluated", "--colocate --save-interval 1 --eval-interval 1",
           UP_AWAY "T.offload E.onload_weights update E.onload_kv",

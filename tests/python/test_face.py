@@ -356,8 +356,11 @@ def test_what_is_watched():
     layout = run.place({"trainer": 1, "rollout": 2, "colocate": True})
     assert layout.count("rollout") == 2 and layout.describe()["roles"]["rollout"][1]["rank"] == 1
     raises(furlong.Invalid, "33 devices asked", lambda: run.place({"trainer": 33}))
-    raises(furlong.Unreachable, "", lambda: layout.launch("trainer", [sys.executable, "-c", "raise SystemExit(3)"], {"FAKE_WORLD": "1"},
-                                                          start=20 * SLOW))
+    quits = [sys.executable, "-c", "raise SystemExit(3)"]
+    raises(furlong.Unreachable, "", lambda: layout.launch("trainer", quits, {"FAKE_WORLD": "1"}, start=20 * SLOW))
+    g = layout.launch("trainer", quits, {"FAKE_WORLD": "1"}, wait=False)
+    raises(furlong.Unreachable, "exit code 3", lambda: g.wait(20 * SLOW))
+    g.end()
 
 
 if __name__ == "__main__":

@@ -219,34 +219,22 @@ static void role_end(struct furlong_group *g, const char *why)
         fl_warn("role not ended role=%s why=%s", g->role, err.text);
 }
 
-enum fl_status furlong_launch(struct furlong *f, const struct furlong_layout *y, const char *role,
-                              char *const argv[], char *const env[],
-                              const struct furlong_launch_opts *o, struct furlong_group **out,
-                              struct fl_err *err)
+enum fl_status furlong_launch_start(struct furlong *f, const struct furlong_layout *y,
+                                    const char *role, char *const argv[], char *const env[],
+                                    const struct furlong_launch_opts *o, struct furlong_group **out,
+                                    struct fl_err *err)
 {
     struct furlong_launch_opts none = { 0 };
-    uint64_t from = fl_clock_boot_ns();
     struct furlong_group *g = NULL;
     struct client_driver *d;
     enum fl_status st;
-    uint32_t left = 0;
 
     FL_TRY(driver_of(f, &d, err));
     if (!argv || !argv[0] || count_of(argv) > ARGS_MAX || count_of(env) > ARGS_MAX)
         return fl_fail(err, FL_INVALID, "%s: 1 to %d arguments, up to %d variables", role, ARGS_MAX,
                        ARGS_MAX);
-    o = o ? o : &none;
     FL_TRY(group_new(y, d, role, &g, err));
-    st = launch_send(g, argv, env, o, err);
-    if (st == FL_OK) {
-        uint64_t spent_ms = (fl_clock_boot_ns() - from) / 1000000;
-
-        if (o->start_ms)
-            left = spent_ms < o->start_ms ? (uint32_t)(o->start_ms - spent_ms) : 1;
-        st = group_wait(g, NULL, left, err);
-        if (st != FL_OK)
-            role_end(g, "not all of its members joined");
-    }
+    st = launch_send(g, argv, env, o ? o : &none, err);
     if (st != FL_OK) {
         group_free(g);
         return fl_wrap(err, st, "launch %s", role);
@@ -255,6 +243,32 @@ enum fl_status furlong_launch(struct furlong *f, const struct furlong_layout *y,
     g->next = d->groups;
     d->groups = g;
     pthread_mutex_unlock(&d->mu);
+    *out = g;
+    return FL_OK;
+}
+
+enum fl_status furlong_launch(struct furlong *f, const struct furlong_layout *y, const char *role,
+                              char *const argv[], char *const env[],
+                              const struct furlong_launch_opts *o, struct furlong_group **out,
+                              struct fl_err *err)
+{
+    uint32_t start_ms = o ? o->start_ms : 0, left = 0;
+    uint64_t from = fl_clock_boot_ns();
+    struct furlong_group *g;
+
+    FL_TRY(furlong_launch_start(f, y, role, argv, env, o, &g, err));
+    if (start_ms) {
+        uint64_t spent_ms = (fl_clock_boot_ns() - from) / 1000000;
+
+        left = spent_ms < start_ms ? (uint32_t)(start_ms - spent_ms) : 1;
+    }
+    enum fl_status st = group_wait(g, NULL, left, err);
+
+    if (st != FL_OK) {
+        role_end(g, "not all of its members joined");
+        group_free(g);
+        return fl_wrap(err, st, "launch %s", role);
+    }
     *out = g;
     return FL_OK;
 }

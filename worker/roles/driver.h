@@ -40,6 +40,8 @@ struct drv_ops {
     enum fl_status (*place)(struct driver *d, struct fl_err *err);
     /* Starts them, or finds those of an earlier attempt of this driver. */
     enum fl_status (*launch)(struct driver *d, enum drv_side side, struct fl_err *err);
+    /* All that were launched have joined. The first that ends for good ends it, on either side. */
+    enum fl_status (*joined)(struct driver *d, struct fl_err *err);
     /* The same call to all of a side, and the sum of what they say they moved. */
     enum fl_status (*ask)(struct driver *d, enum drv_side side, const char *method, const char *body,
                           uint32_t budget_ms, json_t **first_answer, struct fl_err *err);

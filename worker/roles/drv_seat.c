@@ -187,6 +187,17 @@ static enum fl_status plane_open(struct driver *d, struct fl_err *err)
     return furlong_plane(s->groups[DRV_TRAINERS], s->groups[DRV_ENGINES], &how, err);
 }
 
+static enum fl_status not_started(const struct driver *d, enum drv_side side, enum fl_status st,
+                                  struct fl_err *err)
+{
+    const char *command = side == DRV_TRAINERS ? d->flags.trainer_cmd : d->flags.rollout_cmd;
+
+    if (st == FL_NOT_FOUND && command)
+        return fl_wrap(err, st, "--%s-cmd '%s' cannot be run: give a program that each node has",
+                       side_roles[side], command);
+    return fl_wrap(err, st, "start the %ss", side_roles[side]);
+}
+
 static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct fl_err *err)
 {
     struct drv_seat *s = d->seat;
@@ -208,15 +219,36 @@ static enum fl_status seat_launch(struct driver *d, enum drv_side side, struct f
         st = fl_fail(err, FL_EXHAUSTED, "no memory for a command line");
     w.at[w.n] = NULL;
     if (st == FL_OK)
-        st = furlong_launch(s->f, s->layout, side_roles[side], w.at, NULL, &o, &s->groups[side],
-                            err);
+        st = furlong_launch_start(s->f, s->layout, side_roles[side], w.at, NULL, &o,
+                                  &s->groups[side], err);
     words_free(&w);
-    if (st == FL_NOT_FOUND && command)
-        return fl_wrap(err, st, "--%s-cmd '%s' cannot be run: give a program that each node has", side_roles[side], command);
     if (st != FL_OK)
-        return fl_wrap(err, st, "start the %ss", side_roles[side]);
+        return not_started(d, side, st, err);
     d->n_of[side] = furlong_group_size(s->groups[side]);
-    FL_TRY(told_init(s, side, err));
+    return FL_OK;
+}
+
+static enum fl_status seat_joined(struct driver *d, struct fl_err *err)
+{
+    struct drv_seat *s = d->seat;
+    double until_s = d->ops->now_s(d) + (double)d->flags.start_timeout_s;
+
+    for (bool all = false; !all;) { /* in turn: whoever ends for good is heard of at once */
+        bool over = d->ops->now_s(d) >= until_s;
+
+        all = true;
+        for (unsigned side = 0; side < 2; side++) {
+            enum fl_status st = s->groups[side] ? furlong_group_wait(s->groups[side], LOOK_MS, err)
+                                                : FL_OK;
+
+            all &= st == FL_OK;
+            if (st != FL_OK && (st != FL_TIMEOUT || over))
+                return not_started(d, (enum drv_side)side, st, err);
+        }
+    }
+    for (unsigned side = 0; side < 2; side++)
+        if (s->groups[side] && !s->told[side])
+            FL_TRY(told_init(s, (enum drv_side)side, err));
     /* a driver that came back: trainers that live may write before the first update */
     return s->groups[DRV_TRAINERS] && s->groups[DRV_ENGINES] ? plane_open(d, err) : FL_OK;
 }
@@ -226,7 +258,7 @@ bool drv_seat_tell(struct driver *d, enum drv_side side, uint32_t wait_ms)
     struct drv_seat *s = d->seat;
     bool said = false;
 
-    for (uint32_t waited = 0; s->groups[side]; waited += LOOK_MS) {
+    for (uint32_t waited = 0; s->told[side]; waited += LOOK_MS) {
         for (uint32_t i = 0; i < furlong_group_size(s->groups[side]); i++) {
             struct furlong_member m;
 
@@ -242,7 +274,7 @@ bool drv_seat_tell(struct driver *d, enum drv_side side, uint32_t wait_ms)
             return said;
         drv_nap(LOOK_MS);
     }
-    return false; /* it has not been launched yet */
+    return false; /* they have not joined yet */
 }
 
 void drv_seat_end(struct driver *d, enum drv_side side, uint32_t rank, uint32_t attempt,
@@ -423,6 +455,7 @@ static void seat_record(struct driver *d, const char *json)
 const struct drv_ops drv_ops_seat = {
     .place = seat_place,
     .launch = seat_launch,
+    .joined = seat_joined,
     .ask = seat_ask,
     .train = drv_seat_train,
     .generate = drv_seat_generate,

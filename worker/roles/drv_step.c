@@ -215,18 +215,20 @@ static enum fl_status answers(struct driver *d, enum drv_side side, const char *
     return st == FL_UNSUPPORTED || st == FL_INVALID ? FL_OK : st; /* it answered */
 }
 
-/* launch waits until all have joined. On devices of their own trainers are started then, and both
- * load what they load after that at the same time; on shared ones the engines first, which then
- * make room. */
+/* On devices of their own both sides start, and load what they load, at the same time; on shared
+ * ones the engines first, which then make room. */
 enum fl_status drv_bring_up(struct driver *d, struct fl_err *err)
 {
     FL_TRY(d->ops->launch(d, DRV_ENGINES, err));
     if (!d->flags.colocate)
         FL_TRY(d->ops->launch(d, DRV_TRAINERS, err));
+    FL_TRY(d->ops->joined(d, err));
     FL_TRY(answers(d, DRV_ENGINES, "resume", err));
     FL_TRY(rows_run(d, engines_loaded, err));
-    if (d->flags.colocate)
+    if (d->flags.colocate) {
         FL_TRY(d->ops->launch(d, DRV_TRAINERS, err));
+        FL_TRY(d->ops->joined(d, err));
+    }
     return answers(d, DRV_TRAINERS, "state", err);
 }
 

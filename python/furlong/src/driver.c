@@ -164,6 +164,7 @@ struct launch_op {
     const char *role;
     char **argv, **env; /* point into keep */
     struct furlong_launch_opts o;
+    bool waits;
     struct furlong_group *g;
 };
 
@@ -171,7 +172,8 @@ static void launch_work(struct py_op *op)
 {
     struct launch_op *l = (struct launch_op *)op;
 
-    op->st = furlong_launch(l->f, l->y, l->role, l->argv, l->env, &l->o, &l->g, &op->err);
+    op->st = (l->waits ? furlong_launch : furlong_launch_start)(l->f, l->y, l->role, l->argv,
+                                                                l->env, &l->o, &l->g, &op->err);
 }
 
 static void launch_fini(struct py_op *op)
@@ -212,9 +214,10 @@ static PyObject *layout_launch(PyObject *self, PyObject *args)
     PyObject *argv, *env, *start, *backoff, *backoff_max;
     struct furlong_launch_opts o = { 0 };
     const char *role, *cwd;
+    int waits;
 
-    if (!PyArg_ParseTuple(args, "sO!O!IOOOz", &role, &PyList_Type, &argv, &PyList_Type, &env,
-                          &o.restart_max, &backoff, &backoff_max, &start, &cwd) ||
+    if (!PyArg_ParseTuple(args, "sO!O!IOOOzp", &role, &PyList_Type, &argv, &PyList_Type, &env,
+                          &o.restart_max, &backoff, &backoff_max, &start, &cwd, &waits) ||
         !core_ms(backoff, 0, &o.backoff_ms) || !core_ms(backoff_max, 0, &o.backoff_max_ms) ||
         !core_ms(start, 0, &o.start_ms) || !open_(y->y, "this layout has been given back") ||
         !run_enter(y->run))
@@ -227,6 +230,7 @@ static PyObject *layout_launch(PyObject *self, PyObject *args)
         l->y = y->y;
         l->role = role;
         l->o = o;
+        l->waits = waits;
         l->argv = l->op.keep ? words_of(argv) : NULL;
         l->env = l->argv ? words_of(env) : NULL;
         if (!l->env) {
