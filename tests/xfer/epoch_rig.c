@@ -29,9 +29,9 @@ void rig_init(struct rig *r, const struct rig_opts *o)
 }
 
 /* NCCL's thread ends communicators behind our back, and on the fake their memory is descriptors.
- * The real driver and NCCL open some of their own as they go and keep them (seen: 2 to 4 at a time,
- * in one case or another): there the sum over the process is bounded, on the fake nothing is left.
- */
+ * Between two real devices the driver and NCCL open some of their own as they go and keep them (seen:
+ * 2 to 4 at a time, in one case or another): there the sum over the process is bounded. On one real
+ * device, as on the fake, nothing is left. */
 static void fds_come_back(int before)
 {
     enum { THEIRS = 64 };
@@ -41,7 +41,9 @@ static void fds_come_back(int before)
     at_first = at_first ? at_first : before;
     for (unsigned i = 0; rig_devices() && i < 500 && t_open_fds() != before; i++)
         nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
-    if (t_open_fds() == before || (t_on_cuda() && t_open_fds() <= at_first + THEIRS))
+    bool theirs = t_on_cuda() && rig_devices() && strcmp(rig_devices(), "same") != 0;
+
+    if (t_open_fds() == before || (theirs && t_open_fds() <= at_first + THEIRS))
         return;
     t_open_names(names, sizeof(names));
     printf("# open: %s\n", names);
