@@ -266,8 +266,9 @@ struct furlong_moved { /* of one offload or onload */
     uint64_t dropped_bytes, kept_bytes, written_bytes;
     uint64_t backed_bytes; /* device memory, to or from pinned host memory */
 };
-/* By hand what FURLONG_OFFLOAD and _ONLOAD events do by themselves. A tag that is out or in already is
- * no error. FL_EXHAUSTED: the disk is full; nothing of that tag has moved. */
+/* By hand what FURLONG_OFFLOAD and _ONLOAD events do by themselves; what devices were given before is
+ * waited for. A tag that is out or in already is no error. FL_EXHAUSTED: the disk is full; nothing of that
+ * tag has moved. */
 enum fl_status furlong_arena_offload(struct furlong *f, uint32_t tags, struct furlong_moved *out,
                                      struct fl_err *err);
 enum fl_status furlong_arena_onload(struct furlong *f, uint32_t tags, struct furlong_moved *out,

@@ -5,6 +5,7 @@
 #include "tests/client/fake.h"
 #include "tests/gpu/mem.h"
 #include "tests/t.h"
+#include "worker/client/weights_priv.h"
 
 enum { N = 4096 };
 
@@ -137,12 +138,38 @@ static void kernels_end_before_their_set_goes(void **state)
     fake_destroy(fake);
 }
 
+/* Whose device is lost keeps what it has: nothing goes that could not be waited for. */
+static void an_offload_that_cannot_wait_moves_nothing(void **state)
+{
+    struct furlong_weights_opts o = { .slots = 1, .device = all[0].uuid };
+    struct furlong_tensor t = { .name = "w", .dtype = FL_U8, .ndim = 1, .shape = { N } };
+    struct fake *fake = fake_create();
+    struct furlong *f = fake_joined(fake, "rollout", 0, 1);
+    struct furlong_weights *w;
+    struct furlong_moved moved;
+    struct fl_err err = { 0 };
+
+    (void)state;
+    t_ok(furlong_weights_accept(f, "mine", &t, 1, &o, &w, &err), &err);
+    t_ok(slots_alloc(&w->home, N, &w->spare, &err), &err);
+    w->has_spare = true;
+    w->rooms = 1;
+    t_ok(fl_fault_set("gpu.sync:1=fail", NULL), NULL);
+    t_refused(furlong_arena_offload(f, FURLONG_TAG_WEIGHTS, &moved, &err), FL_UNREACHABLE, &err);
+    t_ok(fl_fault_set("", NULL), NULL);
+    t_true(w->has_spare && t_mem_there(w->spare.addr), "it is there still");
+    furlong_weights_drop(w);
+    furlong_leave(f);
+    fake_destroy(fake);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_values_come_from_where_they_lie),
         cmocka_unit_test(sets_go_together_or_not_at_all),
         cmocka_unit_test(kernels_end_before_their_set_goes),
+        cmocka_unit_test(an_offload_that_cannot_wait_moves_nothing),
     };
 
     if (gpu_pick(&gpu, NULL) != FL_OK || gpu->list(all, &n_devices, NULL) != FL_OK || n_devices < 2)

@@ -252,6 +252,26 @@ static void die_if_due(uint64_t version)
         raise(SIGKILL);
 }
 
+/* As a decode step that is still under way: it reads what serves, and has not ended. */
+static void read_later(const struct furlong_weights *w)
+{
+    static struct gpu *g;
+    static struct gpu_stream *stream;
+    static uint64_t to;
+    const struct gpu_ops *gpu;
+    const uint64_t bytes = shapes[0].shape[0] * row_bytes(0);
+    const void *from = furlong_weights_data(w, 0);
+
+    if (!device_wanted() || !from || gpu_pick(&gpu, NULL) != FL_OK)
+        return;
+    if (!g && (gpu->open(device_wanted(), &g, NULL) != FL_OK ||
+               gpu->stream(g, &stream, NULL) != FL_OK || gpu->alloc(g, bytes, &to, NULL) != FL_OK))
+        abort();
+    for (unsigned i = 0; i < 8; i++)
+        if (gpu->copy(stream, to, (uint64_t)(uintptr_t)from, bytes, NULL) != FL_OK)
+            abort();
+}
+
 /* Joined, and its model takes a while: until somebody opens the other end. */
 static void load(const struct furlong_seat *me)
 {
@@ -298,6 +318,8 @@ static int engine_serve(struct furlong *f, struct furlong_weights *w)
         if (ev.what == FURLONG_PAUSE || ev.what == FURLONG_RESUME)
             paused = ev.what == FURLONG_PAUSE;
         pauses += ev.what == FURLONG_PAUSE;
+        if (ev.what == FURLONG_PAUSE || ev.what == FURLONG_COMMIT || ev.what == FURLONG_OFFLOAD)
+            read_later(w);
         if (ev.what == FURLONG_COMMIT) {
             die_if_due(ev.version);
             if (furlong_weights_commit(w, ev.call, &err) != FL_OK)

@@ -160,6 +160,18 @@ void arena_moved_add(struct arena_moved *sum, const struct arena_moved *m)
     sum->grown_bytes += m->grown_bytes;
 }
 
+enum fl_status arena_wait_all(struct fl_err *err)
+{
+    struct arena *all[GPU_MAX];
+
+    FL_TRY(arena_here(err));
+    size_t n = arena_of_each(all, GPU_MAX);
+
+    for (size_t i = 0; i < n; i++)
+        FL_TRY(arena_wait(all[i], err));
+    return FL_OK;
+}
+
 static enum fl_status each(enum fl_status (*move)(struct arena *, uint32_t, struct arena_moved *,
                                                   struct fl_err *),
                            uint32_t tags, struct arena_moved *out, struct fl_err *err)

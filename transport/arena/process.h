@@ -19,6 +19,9 @@ enum fl_status arena_keep_all(uint32_t tags, enum furlong_keep how, const char *
                               struct fl_err *err);
 /* Where FURLONG_KEEP_DISK writes, until arena_keep_all() names another; for arenas that come. */
 enum fl_status arena_folder_all(const char *folder, struct fl_err *err);
+/* Before memory goes that kernels may still be using: all that this process has given the devices
+ * of its arenas has run. None: nothing. */
+enum fl_status arena_wait_all(struct fl_err *err);
 /* As arena_offload() and _onload(), over each; sums. On failure of one the others have moved. */
 enum fl_status arena_offload_all(uint32_t tags, struct arena_moved *out, struct fl_err *err);
 enum fl_status arena_onload_all(uint32_t tags, struct arena_moved *out, struct fl_err *err);

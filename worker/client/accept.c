@@ -409,9 +409,12 @@ enum fl_status client_weights_offload(struct furlong *f, uint32_t tags, struct f
 {
     struct furlong_moved arena = { 0 }, sets = { 0 };
     struct going g = { .f = f, .drop = memory_drops(&f->memory, FURLONG_TAG_WEIGHTS), .m = &sets };
-    uint64_t at = fl_clock_boot_ns();
+    uint64_t at;
     enum fl_status st;
 
+    if (tags & FURLONG_TAG_WEIGHTS) /* kernels that read them may still run */
+        FL_TRY(arena_wait_all(err));
+    at = fl_clock_boot_ns();
     if (tags & FURLONG_TAG_WEIGHTS)
         FL_TRY(client_sync_run(f->loop, &g.sync, offload_begin, err));
     sets.setup_s = (double)(fl_clock_boot_ns() - at) / 1e9;
