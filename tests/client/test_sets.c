@@ -5,6 +5,7 @@
 #include "tests/client/fake.h"
 #include "tests/gpu/mem.h"
 #include "tests/t.h"
+#include "transport/xfer/sink_priv.h"
 #include "worker/client/weights_priv.h"
 
 enum { N = 4096 };
@@ -163,6 +164,65 @@ static void an_offload_that_cannot_wait_moves_nothing(void **state)
     fake_destroy(fake);
 }
 
+struct pausing {
+    struct client_sync sync;
+    struct fl_task paused;
+    struct furlong_weights *w;
+    struct gpu_event *behind;
+    enum fl_status device;
+};
+
+static void has_paused(struct fl_task *t)
+{
+    struct pausing *p = container_of(t, struct pausing, paused);
+
+    p->device = gpu->event_done(p->behind, NULL);
+    client_sync_end(&p->sync, FL_OK, NULL);
+}
+
+static void pause_begin(struct client_sync *s)
+{
+    struct pausing *p = container_of(s, struct pausing, sync);
+
+    p->paused.run = has_paused;
+    p->w->sink->ops->pause(p->w->sink->arg, &p->paused);
+}
+
+/* A program that is given no more events has kernels on its streams still: whoever asked it to
+ * stand is answered behind them. */
+static void a_seat_that_is_lost_stands_behind_its_kernels(void **state)
+{
+    struct furlong_weights_opts o = { .slots = 1, .device = all[0].uuid };
+    struct furlong_tensor t = { .name = "w", .dtype = FL_U8, .ndim = 1, .shape = { N } };
+    struct fake *fake = fake_create();
+    struct furlong *f = fake_joined(fake, "rollout", 0, 1);
+    struct pausing p = { .device = FL_INTERNAL };
+    struct fl_err err = { 0 }, lost = { .status = FL_STALE };
+    struct gpu_stream *s;
+    struct gpu *g;
+    uint64_t at;
+
+    (void)state;
+    t_ok(gpu->open(all[0].uuid, &g, &err), &err);
+    t_ok(gpu->stream(g, &s, &err), &err);
+    t_ok(gpu->event(g, &p.behind, &err), &err);
+    t_ok(gpu->alloc(g, N, &at, &err), &err);
+    t_ok(furlong_weights_accept(f, "mine", &t, 1, &o, &p.w, &err), &err);
+    inbox_close(&f->inbox, &lost);
+    for (unsigned k = 0; k < 8; k++)
+        t_ok(gpu->fill(s, at, 7, N, &err), &err);
+    t_ok(gpu->event_record(p.behind, s, &err), &err);
+    t_ok(client_sync_run(f->loop, &p.sync, pause_begin, &err), &err);
+    t_int_eq(p.device, FL_OK, "the kernels before have run");
+    furlong_weights_drop(p.w);
+    gpu->free(g, at);
+    gpu->event_free(p.behind);
+    gpu->stream_free(s);
+    gpu->close(g);
+    furlong_leave(f);
+    fake_destroy(fake);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -170,6 +230,7 @@ int main(void)
         cmocka_unit_test(sets_go_together_or_not_at_all),
         cmocka_unit_test(kernels_end_before_their_set_goes),
         cmocka_unit_test(an_offload_that_cannot_wait_moves_nothing),
+        cmocka_unit_test(a_seat_that_is_lost_stands_behind_its_kernels),
     };
 
     if (gpu_pick(&gpu, NULL) != FL_OK || gpu->list(all, &n_devices, NULL) != FL_OK || n_devices < 2)

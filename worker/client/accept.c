@@ -42,6 +42,32 @@ static void sink_done_with(void *arg, struct link_mem *room)
     w->has_spare = true;
 }
 
+static void quiet_wait(struct fl_work *q) /* a lost device is past that */
+{
+    (void)arena_wait(container_of(q, struct furlong_weights, quiet)->home.arena, NULL);
+}
+
+static void quiet_over(struct fl_work *q, enum fl_status st)
+{
+    struct furlong_weights *w = container_of(q, struct furlong_weights, quiet);
+
+    (void)st;
+    fl_post(w->f->loop, FL_TAKE(w->then));
+}
+
+/* The program leaves, or has lost its seat: it answers no more. What it gave the device before may
+ * still read the weights. */
+static void post_when_quiet(struct furlong_weights *w, struct fl_task *then)
+{
+    if (!w->home.arena) {
+        fl_post(w->f->loop, then);
+        return;
+    }
+    w->then = then; /* a PAUSE or a COMMIT: the sink has one at a time */
+    w->quiet = (struct fl_work){ .work = quiet_wait, .done = quiet_over };
+    fl_work_start(w->f->loop, &w->quiet);
+}
+
 static bool event_put(struct furlong_weights *w, enum furlong_what what, struct fl_task *then)
 {
     struct furlong_call *c;
@@ -64,8 +90,8 @@ static bool event_put(struct furlong_weights *w, enum furlong_what what, struct 
         return true;
     if (err.status == FL_EXHAUSTED)
         return false;
-    if (then) /* the program leaves: nothing reads the weights any more */
-        fl_post(w->f->loop, then);
+    if (then)
+        post_when_quiet(w, then);
     return true;
 }
 

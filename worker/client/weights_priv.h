@@ -40,6 +40,8 @@ struct furlong_weights {
     struct link_window *window; /* fixed addresses; NULL: they change */
     bool has_spare, away, dropping;
     struct fl_task *paused, *flipped; /* the sink's, until the program has answered */
+    struct fl_work quiet; /* where nobody answers: until the device has */
+    struct fl_task *then; /* what is posted then */
     bool resume_due;
     unsigned pauses; /* of paused_by_plane: this set's */
     bool untold;     /* a RESUME that went with the set: another is owed */
