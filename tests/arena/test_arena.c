@@ -99,6 +99,21 @@ static void gives_aligned_zeros(void **state)
     eye_close(&e);
 }
 
+/* What has been started on memory that then cannot be given ends before that goes. */
+static void zeros_that_fail_half_way_leave_nothing(void **state)
+{
+    struct arena *a = arena_fresh(gpu, info.uuid, &small);
+    void *p;
+
+    (void)state;
+    t_ok(fl_fault_set("gpu.fill:5=fail", NULL), NULL);
+    t_refused(arena_alloc(a, FURLONG_TAG_KV, 8 * CHUNK, ARENA_ZEROED, &p, &err), FL_UNREACHABLE,
+              &err);
+    t_ok(fl_fault_set("", NULL), NULL);
+    t_int_eq(held(a, FURLONG_TAG_KV), 0);
+    arena_destroy(a);
+}
+
 static void pieces_never_lie_on_each_other(void **state)
 {
     struct {
@@ -869,6 +884,7 @@ int main(int argc, char **argv)
         unsigned where;
     } all_tests[] = {
         { cmocka_unit_test(gives_aligned_zeros), EVERY },
+        { cmocka_unit_test(zeros_that_fail_half_way_leave_nothing), FAKE },
         { cmocka_unit_test(pieces_never_lie_on_each_other), EVERY },
         { cmocka_unit_test(chunks_are_as_large_as_asked), EVERY },
         { cmocka_unit_test(dropped_memory_comes_back_at_its_address), EVERY },

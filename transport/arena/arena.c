@@ -381,16 +381,20 @@ static enum fl_status bring_in(struct arena *a, struct region *r, uint64_t off, 
 static enum fl_status zero(struct arena *a, const struct region *r, uint64_t off, uint64_t bytes,
                            struct fl_err *err)
 {
+    enum fl_status st = FL_OK;
+
     FL_TRY(arena_streams(a, err));
-    for (uint64_t at = off; at < off + bytes;) {
+    for (uint64_t at = off; at < off + bytes && st == FL_OK;) {
         uint64_t i = at / r->chunk_bytes, end = (i + 1) * r->chunk_bytes;
         uint64_t len = (end < off + bytes ? end : off + bytes) - at;
 
         if (a->gpu != &gpu_host || r->chunks[i].used_bytes > 0)
-            FL_TRY(a->gpu->fill(a->streams[0], r->base + at, 0, len, err));
+            st = a->gpu->fill(a->streams[0], r->base + at, 0, len, err);
         at += len;
     }
-    return a->gpu->stream_sync(a->streams[0], err);
+    enum fl_status ended = a->gpu->stream_sync(a->streams[0], st == FL_OK ? err : NULL);
+
+    return st == FL_OK ? ended : st;
 }
 
 /* ==== alloc and free ==== */
