@@ -41,11 +41,14 @@ enum dev_side { DEV_MOVE, DEV_FROM, DEV_TO }; /* both, or offsets of one side al
 enum fl_status dev_table_make(struct link_dev *d, struct gpu_stream *s, const struct link_seg *segs,
                               size_t n, enum dev_side side, struct dev_table *out,
                               struct fl_err *err);
-/* The same by hand. cut: free() it; tensor of each is its segment. */
+/* The same by hand, for who cannot give it back at once. cut: free() it; tensor of each is its
+ * segment. */
 enum fl_status dev_pieces_cut(const struct link_seg *segs, size_t n, struct kernel_piece **out,
                               size_t *n_out, struct fl_err *err);
+enum fl_status dev_table_room(struct link_dev *d, size_t n, struct dev_table *out,
+                              struct fl_err *err);
 enum fl_status dev_table_upload(struct link_dev *d, struct gpu_stream *s,
-                                const struct kernel_piece *cut, size_t n, struct dev_table *out,
+                                const struct kernel_piece *cut, const struct dev_table *t,
                                 struct fl_err *err);
 /* What lies contiguous in both memories, as few and as long as they are, in order. */
 struct dev_stretch {
@@ -54,7 +57,7 @@ struct dev_stretch {
 };
 /* n of room */
 size_t dev_stretches(const struct link_seg *segs, size_t n, struct dev_stretch *out);
-void dev_table_free(struct link_dev *d, struct dev_table *t);
+void dev_table_free(struct link_dev *d, struct dev_table *t); /* waits for the device */
 
 /* A handle is opened once in a process, however often it comes. *bytes: of what is seen at *addr;
  * UINT64_MAX: the driver does not say. */

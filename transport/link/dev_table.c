@@ -3,25 +3,27 @@
 #include <string.h>
 #include "transport/link/dev_priv.h"
 
+enum fl_status dev_table_room(struct link_dev *d, size_t n, struct dev_table *out,
+                              struct fl_err *err)
+{
+    struct dev_table t = { .n = n };
+
+    FL_TRY(d->gpu->alloc(d->g, (n + 1) * sizeof(struct kernel_piece), &t.addr, err));
+    *out = t;
+    return FL_OK;
+}
+
 /* Waited for: a device that reaches the program's memory by itself (GB10, Grace) reads it when it
  * comes to it, not before the call returns. And not behind a broadcast: where its ranks are dead
  * the wait would have no end. */
 enum fl_status dev_table_upload(struct link_dev *d, struct gpu_stream *s,
-                                const struct kernel_piece *cut, size_t n, struct dev_table *out,
+                                const struct kernel_piece *cut, const struct dev_table *t,
                                 struct fl_err *err)
 {
-    struct dev_table t = { .n = n };
-
-    FL_TRY(d->gpu->alloc(d->g, (n + 1) * sizeof(*cut), &t.addr, err));
-    enum fl_status st = d->gpu->copy(s, t.addr, dev_addr(cut), n * sizeof(*cut), err);
+    enum fl_status st = d->gpu->copy(s, t->addr, dev_addr(cut), t->n * sizeof(*cut), err);
     enum fl_status ended = d->gpu->stream_sync(s, st == FL_OK ? err : NULL);
 
-    st = st == FL_OK ? ended : st;
-    if (st == FL_OK)
-        *out = t;
-    else
-        dev_table_free(d, &t);
-    return st;
+    return st == FL_OK ? ended : st;
 }
 
 enum fl_status dev_pieces_cut(const struct link_seg *segs, size_t n, struct kernel_piece **out,
@@ -60,9 +62,16 @@ enum fl_status dev_table_make(struct link_dev *d, struct gpu_stream *s, const st
         cut[i].from_off = cut[i].to_off;
         cut[i].from_step = cut[i].to_step;
     }
-    enum fl_status st = dev_table_upload(d, s, cut, n_cut, out, err);
+    struct dev_table t = { 0 };
+    enum fl_status st = dev_table_room(d, n_cut, &t, err);
 
+    if (st == FL_OK)
+        st = dev_table_upload(d, s, cut, &t, err);
     free(cut);
+    if (st == FL_OK)
+        *out = t;
+    else
+        dev_table_free(d, &t);
     return st;
 }
 

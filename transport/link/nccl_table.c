@@ -131,7 +131,9 @@ enum fl_status nccl_table_for(struct nccl *k, struct nccl_job *j, struct fl_err 
     enum fl_status st = parcels_make(j, &c, n, err);
 
     if (st == FL_OK)
-        st = dev_table_upload(k->dev, k->dev->upload, cut, n, &oldest->t, err);
+        st = dev_table_room(k->dev, n, &oldest->t, err);
+    if (st == FL_OK)
+        st = dev_table_upload(k->dev, k->dev->upload, cut, &oldest->t, err);
     free(cut);
     if (st != FL_OK) {
         nccl_table_drop(k, oldest);
