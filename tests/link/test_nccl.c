@@ -340,7 +340,7 @@ static void a_table_that_fails_waits_for_nobody(void **state)
 
     (void)state;
     if (!later_on())
-        t_skip("of streams that work later: here a call that hangs is not taken, none comes after it");
+        t_skip("of streams that work later: here a call that hangs is the last that is taken");
     team_open(&t, 8 * MIB);
     for (unsigned i = 0; i < RANKS; i++) /* its table is there from here on */
         cast(&t, i, &one, 1, NULL, &w[0][i]);
@@ -587,7 +587,7 @@ static void who_is_reached(void **state)
     place_of(1, &b);
     t_true(link_nccl.reaches(&a, &b, &err), "%s", err.text);
     t_int_eq(a.nccl_version, 22809);
-    t_has(a.nccl_env, "NCCL_NVLS_ENABLE=0"); /* whatever it was */
+    t_has(a.nccl_env, "NCCL_NVLS_ENABLE=0");
     for (size_t i = 0; i < FL_LEN(rows); i++) {
         struct link_place bent = b;
 

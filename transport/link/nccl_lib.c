@@ -48,17 +48,15 @@ static enum fl_status look_up(void *lib, struct fl_err *err)
     return FL_OK;
 }
 
-/* Multicast over NVLink can put the host's devices out of service, and wins nothing for a
- * broadcast. */
-static void multicast_off(void)
+/* Said and not mended: threads of the program read the environment at any time, and NCCL has looked
+ * at this name once and for all when the program used it first. */
+static void look_at_multicast(void)
 {
-    const char *was = getenv("NCCL_NVLS_ENABLE");
+    const char *is = getenv("NCCL_NVLS_ENABLE");
 
-    if (was && strcmp(was, "0") == 0)
-        return;
-    if (was)
-        fl_warn("NVLink multicast is turned off: NCCL_NVLS_ENABLE was %s", was);
-    (void)setenv("NCCL_NVLS_ENABLE", "0", 1);
+    if (!is || strcmp(is, "0") != 0)
+        fl_info("NVLink multicast is left to NCCL, no update needs it NCCL_NVLS_ENABLE=%s",
+                is ? is : "");
 }
 
 static void load(void)
@@ -66,7 +64,6 @@ static void load(void)
     const char *path = getenv("FURLONG_NCCL");
     void *lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD); /* two in one process do not mix */
 
-    multicast_off();
     if (!lib && path && *path)
         lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     else if (!lib)
@@ -75,6 +72,8 @@ static void load(void)
         fl_fail(&load_err, FL_UNSUPPORTED, "no NCCL: %s", dlerror());
     else
         load_err.status = look_up(lib, &load_err);
+    if (load_err.status == FL_OK)
+        look_at_multicast();
 }
 
 enum fl_status nccl_load(const struct nccl_api **out, struct fl_err *err)

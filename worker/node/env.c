@@ -170,6 +170,14 @@ static void set_address(struct env *e, const struct fl_addr *addr)
     env_default(e, "GLOO_SOCKET_IFNAME", addr->iface);
 }
 
+/* Multicast over NVLink can put a host's devices out of service, and wins nothing for a broadcast.
+ * Here, because a process that runs has threads that read its environment. */
+static void set_multicast(struct env *e, const Fl__WorkerSpec *s)
+{
+    if (s->n_device_ids && strcmp(s->role, "driver"))
+        env_default(e, "NCCL_NVLS_ENABLE", "0");
+}
+
 static void set_ports(struct env *e, const Fl__WorkerSpec *s)
 {
     if (s->master_port && node_is_engine(s))
@@ -246,6 +254,7 @@ enum fl_status node_env_make(const struct node_env_in *in, char ***out, struct f
     set_devices(&e, s);
     set_ranks(&e, s, in->addr);
     set_address(&e, in->addr);
+    set_multicast(&e, s);
     set_ports(&e, s);
     set_no_proxy(&e, s, in->addr);
     env_set_u(&e, "FURLONG_SEAT_FD", (uint32_t)in->seat_fd);
