@@ -153,7 +153,7 @@ static const struct env_row env_rows[] = {
     { "no multicast unless asked for", "rollout", "2,3", "", "", "NCCL_NVLS_ENABLE=0", "" },
     { "multicast, by the job", "trainer", "2,3", "", "NCCL_NVLS_ENABLE=1", "NCCL_NVLS_ENABLE=1",
       "" },
-    { "multicast of who has no updates", "driver", "2,3", "", "", "RANK=5", "NCCL_NVLS_ENABLE" },
+    { "multicast of who has no updates", "driver", "2,3", "", "", "FURLONG_RANK=5", "NCCL_NVLS_ENABLE" },
     { "UUIDs", "trainer", "GPU-b", "CUDA_VISIBLE_DEVICES=GPU-a,GPU-b", noset, "LOCAL_RANK=1", "" },
 };
 
