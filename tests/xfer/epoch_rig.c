@@ -29,9 +29,9 @@ void rig_init(struct rig *r, const struct rig_opts *o)
 }
 
 /* NCCL's thread ends communicators behind our back, and on the fake their memory is descriptors.
- * Between two real devices the driver and NCCL open some of their own as they go and keep them (seen:
- * 2 to 4 at a time, in one case or another): there the sum over the process is bounded. On one real
- * device, as on the fake, nothing is left. */
+ * Between two real devices the driver and NCCL open some of their own as they go and keep them
+ * (seen: 2 to 4 at a time, in one case or another): there the sum over the process is bounded. On
+ * one real device, as on the fake, nothing is left. */
 static void fds_come_back(int before)
 {
     enum { THEIRS = 64 };
