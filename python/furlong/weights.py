@@ -9,10 +9,17 @@
 
 What data() and last() give is a view: torch.from_dlpack(view), numpy.asarray(view), view.pointer. Its memory is the
 plane's own: good until the next begin() of a trainer, of an engine until the commit after the next one has begun."""
+import operator
+
 from . import _core
 from .errors import Invalid
 
+NAME_MAX = 512  # bytes
+TYPES = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "U8")
 _FLOAT8 = {"torch.float8_e4m3fn": "F8_E4M3", "torch.float8_e5m2": "F8_E5M2"}
+_SAME_TYPE = {prefix + name: same for prefix in ("", "torch.") for name, same in (
+    ("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16"), ("float8_e4m3fn", "F8_E4M3"),
+    ("float8_e5m2", "F8_E5M2"), ("int64", "I64"), ("int32", "I32"), ("uint8", "U8"), ("bool", "U8"))}
 
 
 class Shard:
@@ -23,19 +30,60 @@ class Shard:
 
 
 def _shape_entry(name, dtype, shape):
-    return (name, None, dtype, tuple(shape), None, None)
+    return (name, None, _type(name, dtype), _sizes(name, shape), None, None)
 
 
-def _entry(name, t):
+def _name(name):
+    if not isinstance(name, str):
+        raise TypeError(f"a tensor's name is text, not {name!r}")
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= NAME_MAX or "\0" in name or any(0xd800 <= ord(c) < 0xe000 for c in name):
+        raise Invalid(f"a tensor's name is 1 to {NAME_MAX} bytes of UTF-8 without NUL, not {size}: {name[:40]!r}")
+    return name
+
+
+def _type(name, dtype):
+    """The name that travels: "BF16" as it is, and what torch and numpy call the same."""
+    found = dtype if dtype in TYPES else _SAME_TYPE.get(getattr(dtype, "__name__", str(dtype)))
+    if not found:
+        raise Invalid(f"{name}: no type {str(dtype)!r} travels, only {' '.join(TYPES)}: give it as one of them")
+    return found
+
+
+def _sizes(name, shape, what="a shape"):
+    try:
+        sizes = tuple(operator.index(n) for n in ((shape,) if isinstance(shape, int) else shape))
+    except TypeError:
+        raise TypeError(f"{name}: {what} is whole numbers, one a dimension, not {shape!r}") from None
+    if min(sizes, default=0) < 0:
+        raise Invalid(f"{name}: {what} has no negative numbers: {sizes}")
+    return sizes
+
+
+def _dense(name, t, needs_data):
+    """A tensor of torch whose bytes mean its values."""
+    if getattr(t, "is_meta", False) and needs_data:
+        raise Invalid(f"{name} lies on meta and has no values: give it after they were loaded, or as (dtype, shape)")
+    if "strided" not in str(getattr(t, "layout", "strided")) or getattr(t, "is_quantized", False):
+        raise Invalid(f"{name} is of layout {t.layout} and type {t.dtype}: give a dense tensor of its values")
+    return t.detach()
+
+
+def _entry(name, t, needs_data):
     whole = None
     if isinstance(t, Shard):
         whole, t = t, t.data
     if isinstance(t, (tuple, list)):
+        if len(t) not in (2, 3):
+            raise TypeError(f"{name}: (dtype, shape) or (data, dtype, shape) is wanted, not {len(t)} things")
         data, dtype, shape = (None, *t) if len(t) == 2 else t
+        dtype, shape = _type(name, dtype), _sizes(name, shape)
+    elif t is None or isinstance(t, (int, float, str)):
+        raise TypeError(f"{name}: a tensor or (dtype, shape) is wanted, not {t!r}")
     else:
         data, dtype, shape = t, None, tuple(t.shape) if hasattr(t, "shape") else None
         if hasattr(t, "detach"):
-            data = t.detach()
+            data = _dense(name, t, needs_data)
             dtype = _FLOAT8.get(str(t.dtype))
             if dtype:
                 import torch
@@ -44,12 +92,29 @@ def _entry(name, t):
         return (name, data, dtype, shape, None, None)
     if shape is None:
         raise TypeError(f"{name}: a shard needs data with a shape, or (dtype, shape)")
-    return (name, data, dtype, whole.shape, whole.at, tuple(shape))
+    return (name, data, dtype, _sizes(name, whole.shape), _sizes(name, whole.at, "the place of a shard"), tuple(shape))
 
 
-def _entries(named):
-    items = named.items() if hasattr(named, "items") else named
-    return [_entry(name, t) for name, t in items]
+def _pairs(named):
+    """As a list: a generator is read once."""
+    try:
+        pairs = list(named.items() if hasattr(named, "items") else named)
+    except TypeError:
+        pairs = [named]
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError("pairs of name and tensor are wanted, as of model.named_parameters() or model.state_dict(), "
+                            f"not a {type(pair).__name__}")
+    seen = set()
+    for name, _ in pairs:
+        if _name(name) in seen:
+            raise Invalid(f"{name}: this name comes twice")
+        seen.add(name)
+    return pairs
+
+
+def _entries(pairs, needs_data):
+    return [_entry(name, t, needs_data) for name, t in pairs]
 
 
 def _strided(t):
@@ -74,20 +139,14 @@ def _copy_strided(view, t):
         torch.from_dlpack(view).copy_(t.detach())
 
 
+def _core_dtype(name, data):
+    return _type(name, getattr(data, "dtype", type(data).__name__))
+
+
 def _spec_entries(named):
     """Type and shape alone: an engine's memory is filled by the first update."""
     return [(name, None, dtype or _core_dtype(name, data), shape, at, length)
-            for name, data, dtype, shape, at, length in _entries(named)]
-
-
-def _core_dtype(name, data):
-    names = {"torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16", "torch.int64": "I64",
-             "torch.int32": "I32", "torch.uint8": "U8", "float32": "F32", "float16": "F16", "int64": "I64",
-             "int32": "I32", "uint8": "U8"}
-    found = names.get(str(getattr(data, "dtype", None)))
-    if not found:
-        raise TypeError(f"{name}: no type that travels; give (dtype, shape) with one of {sorted(set(names.values()))}")
-    return found
+            for name, data, dtype, shape, at, length in _entries(_pairs(named), False)]
 
 
 def _device(device, stream):
@@ -191,14 +250,15 @@ class Plane:
         in_place: the tensors themselves are what is given, between publish() and begin() they must not change; nothing
         is copied in. Those of arena.torch_pool() are mapped by engines as they lie, PyTorch's own by IPC handle, what
         has none (expandable segments) goes through a buffer; the log says which."""
-        named = list(named.items() if hasattr(named, "items") else named)  # a name that comes twice is refused below
+        named = _pairs(named)
+        found = _entries(named, True)
         strided = {} if in_place else {name: t for name, t in named if _strided(t)}
         for t in strided.values():
             t = t.data if isinstance(t, Shard) else t
             if device is None and getattr(t, "is_cuda", False):
                 device = t.device.index
         entries = [e if e[0] not in strided else (e[0], None, e[2] or _core_dtype(e[0], e[1]), *e[3:])
-                   for e in _entries(named)]
+                   for e in found]
         w = Weights(self._run._weights(True, set, entries, slots, fixed_addresses, stream, False, None,
                                        _device(device, stream), in_place), named if in_place else ())
         for name, t in strided.items():

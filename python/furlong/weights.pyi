@@ -4,6 +4,9 @@ from . import _core
 from ._core import View
 from .run import Event, Run
 
+NAME_MAX: int
+TYPES: tuple[str, ...]
+
 class Shard:
     data: Any
     shape: tuple[int, ...]

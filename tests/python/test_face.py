@@ -1,6 +1,7 @@
 """The face as programs use it: a driver in this process, under the rig's daemon, and real workers (worker.py)."""
 import contextlib
 import gc
+import io
 import os
 import signal
 import subprocess
@@ -214,6 +215,89 @@ def test_tensors_that_differ():
         assert e.ask_all("look")[0].json()["version"] is None
 
 
+class Unreadable:
+    shape = (2,)
+
+    def __dlpack__(self):
+        raise BufferError("it lies elsewhere")
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+class Like:  # as tensors of torch say what they are
+    shape, layout, is_meta, dtype = (2,), "strided", False, "torch.float32"
+
+    def __init__(self, **said):
+        self.__dict__.update(said)
+
+    def detach(self):
+        return memoryview(bytes(8)).cast("f")
+
+
+def test_what_is_no_set_of_tensors():
+    """What a first program gets wrong: one sentence with the tensor's name, and nothing is half offered."""
+    pairs = "pairs of name and tensor are wanted, as of model.named_parameters() or model.state_dict(), not a "
+    two = ("F32", (2,))
+    rows = [
+        (TypeError, pairs + "Like", [Like()]),  # model.parameters()
+        (TypeError, pairs + "Like", Like()),  # the model itself
+        (TypeError, pairs + "NoneType", None),
+        (TypeError, pairs + "str", "abc"),
+        (TypeError, pairs + "tuple", [("x", Like(), 1)]),
+        (TypeError, "a tensor's name is text, not 5", {5: two}),
+        (furlong.Invalid, "name is 1 to 512 bytes of UTF-8 without NUL, not 600: 'nnn", {"n" * 600: two}),
+        (furlong.Invalid, "without NUL, not 0: ''", {"": two}),
+        (furlong.Invalid, "without NUL, not 3: 'a\\x00b'", {"a\0b": two}),
+        (furlong.Invalid, "without NUL, not 4: 'a\\ud800'", {"a\ud800": two}),
+        (TypeError, "x: a tensor or (dtype, shape) is wanted, not None", {"x": None}),
+        (TypeError, "x: a tensor or (dtype, shape) is wanted, not 3", {"x": 3}),  # is no pointer
+        (TypeError, "x: a tensor or (dtype, shape) is wanted, not True", {"x": True}),
+        (TypeError, "x: a tensor or (dtype, shape) is wanted, not 1.5", {"x": furlong.Shard(1.5, (2,), (0,))}),
+        (TypeError, "x: (dtype, shape) or (data, dtype, shape) is wanted, not 4 things", {"x": (1, 2, 3, 4)}),
+        (TypeError, "x: a shape is whole numbers, one a dimension, not (2.0,)", {"x": ("F32", (2.0,))}),
+        (furlong.Invalid, "x: a shape has no negative numbers: (-1,)", {"x": ("F32", (-1,))}),
+        (furlong.Invalid, "x: the place of a shard has no negative numbers: (-1,)", {"x": furlong.Shard(two, (4,), (-1,))}),
+        (furlong.Invalid, "x: no type 'float64' travels, only F32 F16 BF16", {"x": ("float64", (2,))}),
+        (furlong.Invalid, "x lies on meta and has no values: give it after", {"x": Like(is_meta=True)}),
+        (furlong.Invalid, "x is of layout torch.sparse_coo and type torch.float32: give a dense", {"x": Like(layout="torch.sparse_coo")}),
+        (furlong.Invalid, "x: it cannot be read where it lies: it lies elsewhere", {"x": Unreadable()}),
+        (furlong.Invalid, "x: it cannot be read where it lies: a bytes-like object", {"x": object()}),
+    ]
+    for kind, text, named in rows:
+        raises(kind, text, lambda: run.weights.offer(named, set="first"))
+    for dtype in ("float32", "torch.float32", "F32"):
+        w = run.weights.offer((x for x in [("one", (dtype, 3)), ("two", Like())]), set="first")
+        assert [(w.data(n).dtype, w.data(n).shape) for n in w.names] == [("F32", (3,)), ("F32", (2,))], dtype
+        w.drop()
+    Like.detach = lambda self: self
+    w = run.weights.accept({"x": Like(is_meta=True)}, set="first")  # type and shape are all that is asked
+    w.drop()
+
+
+def test_where_a_handler_failed():
+    class Asked:
+        what, method, answered = "call", "train", False
+
+        def refuse(self, why):
+            self.refused, self.answered = why, True
+
+        reply = None
+
+    def fail(e):
+        raise e
+
+    for e, shown in ((ValueError("no such step"), True), (furlong.Stale("version 3 is asked for"), False)):
+        said, ev = io.StringIO(), Asked()
+        with contextlib.redirect_stderr(said):
+            run._serve_one(lambda _: fail(e), ev)
+        assert ev.refused is e
+        assert ("ValueError: no such step" in said.getvalue() and "in fail" in said.getvalue()) == shown, said.getvalue()
+    ev = Asked()
+    raises(SystemExit, "3", lambda: run._serve_one(lambda _: sys.exit(3), ev))
+    assert isinstance(ev.refused, SystemExit)  # and is not just dropped
+
+
 def test_bad_tensors():
     offer = lambda named: run.weights.offer(named, set="bad")
     raises(furlong.Invalid, "no type 'F33'", lambda: offer({"x": ("F33", (2,))}))
@@ -225,7 +309,7 @@ def test_bad_tensors():
     raises(furlong.Unsupported, "device", lambda: run.weights.offer({"x": ("F32", (2,))}, stream=1))
     raises(furlong.Invalid, "this seat has 2", lambda: run.weights.offer({"x": ("F32", (2,))}, device=2))
     raises(furlong.Unsupported, "in_place", lambda: run.weights.offer({"x": (b"1234", "F32", (1,))}, in_place=True))
-    raises(furlong.Invalid, "x", lambda: offer([("x", ("F32", (2,))), ("x", ("F32", (2,)))]))
+    raises(furlong.Invalid, "x: this name comes twice", lambda: offer([("x", ("F32", (2,))), ("x", ("F32", (2,)))]))
     w = offer({"whole": ("BF16", (4, 2)), "part": furlong.Shard((bytes(range(16)), "F32", (2, 2)), (4, 2), (2, 0))})
     assert w.names == ["whole", "part"] and w.data("part").shape == (2, 2) and w.data(0).dtype == "BF16"
     assert bytes(memoryview(w.data("part")).cast("B")) == bytes(range(16)) and memoryview(w.data("whole")).format == "H"

@@ -9,6 +9,7 @@ enum {
     DL_UINT = 1,
     DL_FLOAT = 2,
     DL_BFLOAT = 4,
+    DL_COMPLEX = 5,
     DL_BOOL = 6,
     DL_F8_E4M3FN = 10,
     DL_F8_E5M2 = 12

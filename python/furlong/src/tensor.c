@@ -28,6 +28,16 @@ static bool dtype_of_dl(struct dl_type t, enum fl_dtype *out)
     return t.code == DL_BOOL && t.bits == 8;
 }
 
+static const char *dl_word(uint8_t code)
+{
+    static const char *const words[] = { [DL_INT] = "a whole number",
+                                         [DL_UINT] = "a whole number without sign",
+                                         [DL_FLOAT] = "a floating-point number",
+                                         [DL_COMPLEX] = "a complex number" };
+
+    return code < sizeof(words) / sizeof(*words) && words[code] ? words[code] : "a type";
+}
+
 static bool dtype_of_format(const char *f, Py_ssize_t size, enum fl_dtype *out)
 {
     f += *f == '@' || *f == '=' || *f == '<';
@@ -93,8 +103,10 @@ static bool by_dlpack(PyObject *capsule, const char *name, struct tensor_list *l
     if (!m)
         return false;
     if (!dtype_of_dl(m->t.dtype, &f->dtype)) {
-        core_fail(FL_INVALID, "%s: DLPack type %u of %u bits is none that travels", name,
-                  m->t.dtype.code, m->t.dtype.bits);
+        core_fail(FL_INVALID,
+                  "%s: %s of %u bits does not travel, only F32 F16 BF16 F8_E4M3 F8_E5M2 I64 I32 U8 "
+                  "do: give it as one of them",
+                  name, dl_word(m->t.dtype.code), m->t.dtype.bits);
         return false;
     }
     if (m->t.ndim > FL_DIMS) {
@@ -120,17 +132,37 @@ static bool by_dlpack(PyObject *capsule, const char *name, struct tensor_list *l
     return true;
 }
 
+/* The exception that is set, as one of ours that says which tensor it was about. */
+static void named(const char *name)
+{
+    PyObject *type, *e, *at, *text;
+    const char *said;
+
+    PyErr_Fetch(&type, &e, &at);
+    text = e ? PyObject_Str(e) : NULL;
+    said = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    PyErr_Clear(); /* a text that cannot be read is left out */
+    core_fail(FL_INVALID, "%s: it cannot be read where it lies: %s", name,
+              said ? said : "no reason given");
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(e);
+    Py_XDECREF(at);
+}
+
 static bool by_buffer(PyObject *o, const char *name, struct tensor_list *l, struct found *f)
 {
     Py_buffer *b = &l->held[l->n_held];
 
-    if (PyObject_GetBuffer(o, b, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0)
+    if (PyObject_GetBuffer(o, b, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) {
+        named(name);
         return false;
+    }
     l->n_held++;
     if (b->ndim > FL_DIMS ||
         !dtype_of_format(b->format ? b->format : "B", b->itemsize, &f->dtype)) {
-        core_fail(FL_INVALID, "%s: a buffer of format '%s' in %d dimensions is none that travels",
-                  name, b->format ? b->format : "B", b->ndim);
+        core_fail(FL_INVALID, "%s: a buffer of format '%s' in %d dimensions does not travel", name,
+                  b->format ? b->format : "B", b->ndim);
         return false;
     }
     f->ndim = (unsigned)b->ndim;
@@ -152,8 +184,14 @@ static bool find(PyObject *o, const char *name, struct tensor_list *l, struct fo
     if (!PyObject_HasAttrString(o, "__dlpack__"))
         return by_buffer(o, name, l, f);
     capsule = PyObject_CallMethod(o, "__dlpack__", NULL);
-    if (!capsule)
-        return false;
+    if (!capsule) {
+        if (!PyObject_CheckBuffer(o)) {
+            named(name);
+            return false;
+        }
+        PyErr_Clear(); /* numpy's that are read only have a buffer, and no DLPack */
+        return by_buffer(o, name, l, f);
+    }
     ok = by_dlpack(capsule, name, l, f) && PyList_Append(l->keep, capsule) == 0;
     Py_DECREF(capsule);
     return ok;
