@@ -3,6 +3,7 @@ import atexit
 import json
 import os
 import threading
+import traceback
 
 from . import _core, _data
 from .blob import buffer, read
@@ -127,10 +128,11 @@ class Run(_core.Run):
         """Answers events until a stop has been answered, or the run is left.
 
         handlers  by method of a call, or by "pause", "commit", "resume", "offload", "onload", "squeeze", "stop". What
-                  one returns is the answer: None, JSON, bytes, (body, blob), or LATER. An exception refuses the call.
-                  Events without a handler are answered empty, calls without one refused. "pause" and "commit" cannot be
-                  refused: what their handlers raise leaves serve(), for an engine that has not stopped, or does not
-                  serve what it says, must end; its next attempt is filled.
+                  one returns is the answer: None, JSON, bytes, (body, blob), or LATER. An exception refuses the call;
+                  one that is no furlong.Error is shown on stderr too, with its traceback. Events without a handler are
+                  answered empty, calls without one refused. "pause" and "commit" cannot be refused: what their handlers
+                  raise leaves serve(), for an engine that has not stopped, or does not serve what it says, must end;
+                  its next attempt is filled.
         idle      called when nothing waits, between any two events; it returns whether it has more to do"""
         busy = idle is not None
         while True:
@@ -166,7 +168,13 @@ class Run(_core.Run):
         except Exception as e:  # noqa: whoever asked hears of it, whatever it is
             if ev.answered or ev.what in _NEVER_REFUSED:
                 raise
+            if not isinstance(e, Error):
+                traceback.print_exc()  # who asked gets its last line; where it was is known here alone
             ev.refuse(e)
+        except BaseException as e:  # sys.exit(), Ctrl-C: on its way out of serve()
+            if not ev.answered and ev.what not in _NEVER_REFUSED:
+                ev.refuse(e)
+            raise
 
     def ask(self, role, rank, method, body=None, blob=None, budget=None, lane=0):
         """Calls the process that holds that rank of that role and waits for its answer. Made at most once. Ctrl-C
