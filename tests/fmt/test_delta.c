@@ -9,111 +9,11 @@
 #include "common/base/fault.h"
 #include "common/base/file.h"
 #include "common/base/str.h"
-#include "tests/t.h"
-#include "transport/fmt/delta.h"
-
-enum { TENSORS = 5, VERSIONS = 5, MOST = 3000 };
-static const struct st_entry shapes[TENSORS] = {
-    { "a", FL_BF16, 2, { 30, 50 }, NULL }, { "b", FL_F32, 1, { 700 }, NULL },
-    { "c", FL_U8, 1, { 999 }, NULL },      { "d", FL_I64, 1, { 100 }, NULL },
-    { "e", FL_F16, 0, { 0 }, NULL },
-};
-static unsigned char truth[VERSIONS][TENSORS][MOST];
-
-static uint64_t bytes_of(size_t t)
-{
-    static const uint64_t bytes[TENSORS] = { 3000, 2800, 999, 800, 2 };
-
-    return bytes[t];
-}
-
-/* Few elements change from version to version; c does not change in version 2, nothing does in
- * version 3. */
-static void make_truth(void)
-{
-    uint64_t seed = 9;
-
-    for (size_t v = 0; v < VERSIONS; v++)
-        for (size_t t = 0; t < TENSORS; t++)
-            for (uint64_t i = 0; i < bytes_of(t); i++) {
-                bool first = v == 0, still = v == 3 || (v == 2 && t == 2);
-
-                truth[v][t][i] =
-                    first ? (unsigned char)(t_random(&seed) >> 30) : truth[v - 1][t][i];
-                if (!first && !still && t_random(&seed) % 40 == 0)
-                    truth[v][t][i] ^= 1 + i % 200;
-            }
-}
-
-static enum fl_status write_version(const char *dir, int v, int base, enum delta_encoding e,
-                                    uint64_t file_bytes, struct delta_stats *stats,
-                                    struct fl_err *err)
-{
-    struct delta_source src[TENSORS];
-    const struct st_meta extra = { "digest", "abc" };
-    struct delta_opts o = { .version = v,
-                            .base_version = base,
-                            .encoding = e,
-                            .file_bytes = file_bytes,
-                            .extra = &extra,
-                            .n_extra = 1 };
-
-    for (size_t t = 0; t < TENSORS; t++) {
-        src[t] =
-            (struct delta_source){ .what = shapes[t], .was = base < 0 ? NULL : truth[base][t] };
-        src[t].what.data = truth[v][t];
-    }
-    return delta_write(dir, src, TENSORS, &o, stats, err);
-}
-
-static const char *new_folder(const char *name)
-{
-    const char *dir = t_path(name);
-    struct fl_err err = { 0 };
-
-    t_ok(fl_tree_remove(dir, &err), &err);
-    t_ok(fl_mkdirs(dir, &err), &err);
-    return dir;
-}
-
-static void local_is(const char *local, int v)
-{
-    struct st_reader *r;
-    struct fl_err err = { 0 };
-
-    t_int_eq(delta_local_version(local), v);
-    t_ok(st_read_folder(local, &r, &err), &err);
-    t_int_eq(st_count(r), TENSORS);
-    for (size_t t = 0; t < TENSORS; t++) {
-        const struct st_tensor *x;
-
-        t_ok(st_need(r, shapes[t].name, shapes[t].dtype, shapes[t].ndim, shapes[t].shape, &x, &err),
-             &err);
-        t_mem_eq(x->data, truth[v][t], bytes_of(t), "%s in version %d", x->name, v);
-    }
-    st_reader_destroy(r);
-}
-
-struct folder {
-    const char *dir;
-    uint64_t file_bytes;
-    enum delta_encoding encoding;
-};
-
-/* 0 is a base; 1 to 4 each from the one before. */
-static const char *all_versions(const char *name, enum delta_encoding e, uint64_t file_bytes)
-{
-    const char *dir = new_folder(name);
-    struct fl_err err = { 0 };
-
-    for (int v = 0; v < VERSIONS; v++)
-        t_ok(write_version(dir, v, v - 1, e, file_bytes, NULL, &err), &err);
-    return dir;
-}
+#include "tests/fmt/versions.h"
 
 static void chains(void **state)
 {
-    static const int steps[][VERSIONS] = {
+    static const int steps[][V_VERSIONS] = {
         { 0, 1, 2, 3, 4 }, { 4, 4, 4, 4, 4 }, { 0, 2, 2, 4, 4 }, { 1, 3, 4, 4, 4 }
     };
 
@@ -123,15 +23,15 @@ static void chains(void **state)
         struct fl_err err = { 0 };
 
         fl_copy(dir, sizeof(dir),
-                all_versions("versions", i % 2 ? DELTA_XOR : DELTA_OVERWRITE, i / 2 % 2 ? 400 : 0));
-        fl_copy(local, sizeof(local), new_folder("local"));
+                v_write_all("versions", i % 2 ? DELTA_XOR : DELTA_OVERWRITE, i / 2 % 2 ? 400 : 0));
+        fl_copy(local, sizeof(local), v_folder("local"));
         t_int_eq(delta_local_version(local), DELTA_NO_BASE);
-        for (size_t k = 0; k < VERSIONS; k++) {
+        for (size_t k = 0; k < V_VERSIONS; k++) {
             t_ok(delta_pull(dir, local, steps[i / 4][k], &err), &err);
-            local_is(local, steps[i / 4][k]);
+            v_local_is(local, steps[i / 4][k]);
         }
         t_refused(delta_pull(dir, local, 0, &err), FL_STALE, &err);
-        local_is(local, steps[i / 4][VERSIONS - 1]);
+        v_local_is(local, steps[i / 4][V_VERSIONS - 1]);
     }
 }
 
@@ -139,14 +39,14 @@ static void folder_as_the_field_has_it(void **state)
 {
     struct fl_err err = { 0 };
     struct delta_stats s;
-    const char *dir = new_folder("field");
+    const char *dir = v_folder("field");
     char path[FL_PATH_MAX], *text;
 
     (void)state;
-    t_ok(write_version(dir, 0, DELTA_NO_BASE, DELTA_XOR, 0, &s, &err), &err);
-    t_int_eq(s.changed, TENSORS);
+    t_ok(v_write(dir, 0, DELTA_NO_BASE, DELTA_XOR, 0, &s, &err), &err);
+    t_int_eq(s.changed, V_TENSORS);
     t_int_eq(s.written_bytes, 7601);
-    t_ok(write_version(dir, 1, 0, DELTA_XOR, 1, &s, &err), &err);
+    t_ok(v_write(dir, 1, 0, DELTA_XOR, 1, &s, &err), &err);
     t_true(s.changed >= 4 && s.written_bytes < s.raw_bytes, "%zu, %llu", s.changed,
            (unsigned long long)s.written_bytes);
     snprintf(path, sizeof(path), "%s/weight_v000001/model-00001-of-%05zu.safetensors", dir,
@@ -173,39 +73,39 @@ static void folder_as_the_field_has_it(void **state)
 static void a_version_is_written_once(void **state)
 {
     struct fl_err err = { 0 };
-    const char *dir = new_folder("once");
+    const char *dir = v_folder("once");
     char path[FL_PATH_MAX];
 
     (void)state;
-    t_ok(write_version(dir, 0, DELTA_NO_BASE, DELTA_XOR, 0, NULL, &err), &err);
-    t_refused(write_version(dir, 0, DELTA_NO_BASE, DELTA_XOR, 0, NULL, &err), FL_EXISTS, &err);
-    t_refused(write_version(dir, 1, 1, DELTA_XOR, 0, NULL, &err), FL_INVALID, &err);
+    t_ok(v_write(dir, 0, DELTA_NO_BASE, DELTA_XOR, 0, NULL, &err), &err);
+    t_refused(v_write(dir, 0, DELTA_NO_BASE, DELTA_XOR, 0, NULL, &err), FL_EXISTS, &err);
+    t_refused(v_write(dir, 1, 1, DELTA_XOR, 0, NULL, &err), FL_INVALID, &err);
     snprintf(path, sizeof(path), "%s/weight_v000001", dir); /* a writer that died */
     t_ok(fl_mkdirs(path, &err), &err);
     snprintf(path, sizeof(path), "%s/weight_v000001/part-00007.safetensors", dir);
     t_ok(fl_file_write(path, 0600, "x", 1, &err), &err);
-    t_ok(write_version(dir, 1, 0, DELTA_XOR, 0, NULL, &err), &err);
+    t_ok(v_write(dir, 1, 0, DELTA_XOR, 0, NULL, &err), &err);
     t_true(access(path, F_OK) < 0, "what it left is gone");
 }
 
 static void apply_by_hand(void **state)
 {
     struct fl_err err = { 0 };
-    const char *dir = all_versions("hand", DELTA_OVERWRITE, 0);
+    const char *dir = v_write_all("hand", DELTA_OVERWRITE, 0);
     struct delta_version *v;
-    unsigned char buf[MOST];
+    unsigned char buf[V_MOST];
 
     (void)state;
     t_ok(delta_open(dir, 1, &v, &err), &err);
-    memcpy(buf, truth[0][0], bytes_of(0));
+    memcpy(buf, v_truth[0][0], v_bytes(0));
     for (unsigned times = 0; times < 3; times++) { /* overwriting may be repeated */
-        t_ok(delta_apply(v, &shapes[0], buf, buf, &err), &err);
-        t_mem_eq(buf, truth[1][0], bytes_of(0));
+        t_ok(delta_apply(v, &v_shapes[0], buf, buf, &err), &err);
+        t_mem_eq(buf, v_truth[1][0], v_bytes(0));
     }
     memset(buf, 0, sizeof(buf));
-    t_refused(delta_apply(v, &shapes[0], buf, buf, &err), FL_CORRUPT, &err); /* another base */
+    t_refused(delta_apply(v, &v_shapes[0], buf, buf, &err), FL_CORRUPT, &err); /* another base */
     t_has(err.text, "checksum");
-    t_refused(delta_apply(v, &shapes[0], NULL, buf, &err), FL_INVALID, &err);
+    t_refused(delta_apply(v, &v_shapes[0], NULL, buf, &err), FL_INVALID, &err);
     delta_version_destroy(v);
     t_refused(delta_open(dir, 77, &v, &err), FL_NOT_FOUND, &err);
     t_refused(delta_open(dir, 1000000, &v, &err), FL_INVALID, &err);
@@ -215,16 +115,16 @@ static void apply_by_hand(void **state)
 static void xor_once(void **state)
 {
     struct fl_err err = { 0 };
-    const char *dir = all_versions("xor", DELTA_XOR, 0);
+    const char *dir = v_write_all("xor", DELTA_XOR, 0);
     struct delta_version *v;
-    unsigned char buf[MOST];
+    unsigned char buf[V_MOST];
 
     (void)state;
     t_ok(delta_open(dir, 1, &v, &err), &err);
-    memcpy(buf, truth[0][0], bytes_of(0));
-    t_ok(delta_apply(v, &shapes[0], buf, buf, &err), &err);
-    t_mem_eq(buf, truth[1][0], bytes_of(0));
-    t_refused(delta_apply(v, &shapes[0], buf, buf, &err), FL_CORRUPT, &err);
+    memcpy(buf, v_truth[0][0], v_bytes(0));
+    t_ok(delta_apply(v, &v_shapes[0], buf, buf, &err), &err);
+    t_mem_eq(buf, v_truth[1][0], v_bytes(0));
+    t_refused(delta_apply(v, &v_shapes[0], buf, buf, &err), FL_CORRUPT, &err);
     delta_version_destroy(v);
 }
 
@@ -237,19 +137,19 @@ static void bent_files(void **state)
     size_t n, refused = 0, tried = 0;
 
     (void)state;
-    fl_copy(dir, sizeof(dir), all_versions("bent", DELTA_OVERWRITE, 0));
+    fl_copy(dir, sizeof(dir), v_write_all("bent", DELTA_OVERWRITE, 0));
     snprintf(path, sizeof(path), "%s/weight_v000001/model-00001-of-00001.safetensors", dir);
     t_ok(fl_file_read(path, 1 << 20, &text, &n, &err), &err);
     for (size_t at = 0; at < n; at += 23, tried++) {
         text[at] ^= 0x10;
         t_ok(fl_file_write(path, 0600, text, n, &err), &err);
         text[at] ^= 0x10;
-        fl_copy(local, sizeof(local), new_folder("bent-local"));
+        fl_copy(local, sizeof(local), v_folder("bent-local"));
         t_ok(delta_pull(dir, local, 0, &err), &err);
         enum fl_status st = delta_pull(dir, local, 1, &err);
 
         refused += st != FL_OK;
-        local_is(local, st == FL_OK ? 1 : 0);
+        v_local_is(local, st == FL_OK ? 1 : 0);
     }
     t_true(refused > tried * 9 / 10, "%zu of %zu", refused, tried);
     free(text);
@@ -277,8 +177,8 @@ static void hostile_indexes(void **state)
     struct fl_err err = { 0 };
 
     (void)state;
-    fl_copy(dir, sizeof(dir), all_versions("index", DELTA_OVERWRITE, 0));
-    fl_copy(local, sizeof(local), new_folder("index-local"));
+    fl_copy(dir, sizeof(dir), v_write_all("index", DELTA_OVERWRITE, 0));
+    fl_copy(local, sizeof(local), v_folder("index-local"));
     t_ok(delta_pull(dir, local, 0, &err), &err);
     snprintf(path, sizeof(path), "%s/weight_v000001/model.safetensors.index.json", dir);
     t_ok(fl_file_read(path, 100000, &text, NULL, &err), &err);
@@ -294,7 +194,7 @@ static void hostile_indexes(void **state)
 
         printf("# %s: %s\n", b->name, err.text);
         t_refused(st, b->st, &err);
-        local_is(local, 0);
+        v_local_is(local, 0);
     }
     free(text);
 }
@@ -308,12 +208,12 @@ static void faults(void **state)
     bool met = true;
 
     (void)state;
-    fl_copy(dir, sizeof(dir), new_folder("faults"));
-    t_ok(write_version(dir, 0, DELTA_NO_BASE, DELTA_XOR, 0, NULL, &err), &err);
+    fl_copy(dir, sizeof(dir), v_folder("faults"));
+    t_ok(v_write(dir, 0, DELTA_NO_BASE, DELTA_XOR, 0, NULL, &err), &err);
     snprintf(path, sizeof(path), "%s/weight_v000001/model.safetensors.index.json", dir);
     for (unsigned nth = 1; met; nth++) {
         fl_fault_arm(nth);
-        enum fl_status st = write_version(dir, 1, 0, DELTA_XOR, 500, NULL, &err);
+        enum fl_status st = v_write(dir, 1, 0, DELTA_XOR, 500, NULL, &err);
 
         met = fl_fault_disarm();
         t_int_eq(st == FL_OK, !met, "writer, nth=%u", nth);
@@ -322,15 +222,15 @@ static void faults(void **state)
     }
     met = true;
     for (unsigned nth = 1; met; nth++) {
-        fl_copy(local, sizeof(local), new_folder("faults-local"));
+        fl_copy(local, sizeof(local), v_folder("faults-local"));
         t_ok(delta_pull(dir, local, 0, &err), &err);
         fl_fault_arm(nth);
         enum fl_status st = delta_pull(dir, local, 1, &err);
 
         met = fl_fault_disarm();
-        local_is(local, st == FL_OK ? 1 : 0);
+        v_local_is(local, st == FL_OK ? 1 : 0);
         t_ok(delta_pull(dir, local, 1, &err), &err);
-        local_is(local, 1);
+        v_local_is(local, 1);
         t_int_eq(t_open_fds(), fds);
     }
 }
@@ -343,8 +243,8 @@ static void killed_holder(void **state)
     int status;
 
     (void)state;
-    fl_copy(dir, sizeof(dir), all_versions("killed", DELTA_XOR, 0));
-    fl_copy(local, sizeof(local), new_folder("killed-local"));
+    fl_copy(dir, sizeof(dir), v_write_all("killed", DELTA_XOR, 0));
+    fl_copy(local, sizeof(local), v_folder("killed-local"));
     t_ok(delta_pull(dir, local, 1, &err), &err);
     pid_t pid = fork(); /* one thread, no device: a child may run on */
 
@@ -355,9 +255,9 @@ static void killed_holder(void **state)
     }
     t_int_eq(waitpid(pid, &status, 0), pid);
     t_true(WIFSIGNALED(status), "the child was not killed");
-    local_is(local, 1);
+    v_local_is(local, 1);
     t_ok(delta_pull(dir, local, 2, &err), &err);
-    local_is(local, 2);
+    v_local_is(local, 2);
 }
 
 int main(void)
@@ -374,6 +274,6 @@ int main(void)
         cmocka_unit_test(killed_holder),
     };
 
-    make_truth();
+    v_make();
     return t_run("delta", tests);
 }

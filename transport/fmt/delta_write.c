@@ -1,5 +1,4 @@
 #include <errno.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +14,6 @@
 enum {
     ZSTD_LEVEL = 1
 }; /* most of a change is zeros or already dense: more costs time and gains little */
-#define FILE_BYTES (256ull << 20)
 
 /* Compressed changes that wait for their file. */
 struct batch {
@@ -51,6 +49,22 @@ enum fl_status delta_dir(const char *dir, int64_t version, char *out, struct fl_
         return fl_fail(err, FL_INVALID, "version %lld: folders have six digits",
                        (long long)version);
     return fl_path(out, err, "%s/weight_v%06lld", dir, (long long)version);
+}
+
+enum fl_status delta_base_dir(const char *dir, int64_t version, char *out, struct fl_err *err)
+{
+    if (version < 0 || version > 999999)
+        return fl_fail(err, FL_INVALID, "version %lld: folders have six digits",
+                       (long long)version);
+    return fl_path(out, err, "%s/base_v%06lld", dir, (long long)version);
+}
+
+bool delta_is_written(const char *folder)
+{
+    char index[FL_PATH_MAX];
+
+    return fl_path(index, NULL, "%s/model.safetensors.index.json", folder) == FL_OK &&
+           access(index, F_OK) == 0;
 }
 
 uint64_t delta_item_bytes(enum fl_dtype t)
@@ -256,7 +270,7 @@ static enum fl_status add(struct writer *w, const struct delta_source *t, uint64
 static enum fl_status add_tensor(struct writer *w, const struct delta_source *t, struct fl_err *err)
 {
     uint64_t bytes = delta_entry_bytes(&t->what),
-             limit = w->o->file_bytes ? w->o->file_bytes : FILE_BYTES;
+             limit = w->o->file_bytes ? w->o->file_bytes : DELTA_FILE_BYTES;
     bool base = w->o->base_version == DELTA_NO_BASE;
     size_t packed = bytes;
 
@@ -298,27 +312,27 @@ static enum fl_status name_files(struct writer *w, struct fl_err *err)
     return FL_OK;
 }
 
-static enum fl_status write_index(struct writer *w, struct fl_err *err)
+enum fl_status delta_index_write(const char *folder, const struct delta_opts *o, json_t *map,
+                                 struct fl_err *err)
 {
-    bool base = w->o->base_version == DELTA_NO_BASE;
+    bool base = o->base_version == DELTA_NO_BASE;
     json_t *meta =
-        json_pack("{s:I, s:s, s:s}", "version", (json_int_t)w->o->version, "compression_format",
+        json_pack("{s:I, s:s, s:s}", "version", (json_int_t)o->version, "compression_format",
                   base ? "none" : "zstd", "checksum_format", "xxh3-128");
-    json_t *root = json_pack("{s:o, s:O}", "metadata", meta, "weight_map", w->map);
+    json_t *root = json_pack("{s:o, s:O}", "metadata", meta, "weight_map", map);
     char path[FL_PATH_MAX], *text = NULL;
-    enum fl_status st = fl_path(path, err, "%s/model.safetensors.index.json", w->dir);
+    enum fl_status st = fl_path(path, err, "%s/model.safetensors.index.json", folder);
 
     if (!base) {
-        json_object_set_new(meta, "base_version", json_integer(w->o->base_version));
-        json_object_set_new(meta, "delta_encoding",
-                            json_string(delta_encoding_name(w->o->encoding)));
+        json_object_set_new(meta, "base_version", json_integer(o->base_version));
+        json_object_set_new(meta, "delta_encoding", json_string(delta_encoding_name(o->encoding)));
     }
-    for (size_t i = 0; i < w->o->n_extra; i++)
-        json_object_set_new(meta, w->o->extra[i].key, json_string(w->o->extra[i].value));
+    for (size_t i = 0; i < o->n_extra; i++)
+        json_object_set_new(meta, o->extra[i].key, json_string(o->extra[i].value));
     if (st == FL_OK && !(text = json_dumps(root, JSON_INDENT(2) | JSON_PRESERVE_ORDER)))
-        st = fl_fail(err, FL_EXHAUSTED, "no memory for the index of %s", w->dir);
+        st = fl_fail(err, FL_EXHAUSTED, "no memory for the index of %s", folder);
     if (st == FL_OK && FL_FAULT("fmt.index"))
-        st = fl_fail(err, FL_INTERNAL, "fault before the index of %s", w->dir);
+        st = fl_fail(err, FL_INTERNAL, "fault before the index of %s", folder);
     if (st == FL_OK)
         st = fl_file_write(path, 0666, text, strlen(text), err);
     free(text);
@@ -335,7 +349,7 @@ static enum fl_status write_all(struct writer *w, const struct delta_source *t, 
     if (json_object_size(w->map) != w->stats.changed)
         return fl_fail(err, FL_INVALID, "a name comes twice among %zu tensors", n);
     FL_TRY(name_files(w, err));
-    return write_index(w, err);
+    return delta_index_write(w->dir, w->o, w->map, err);
 }
 
 enum fl_status delta_write(const char *dir, const struct delta_source *t, size_t n,
@@ -343,14 +357,12 @@ enum fl_status delta_write(const char *dir, const struct delta_source *t, size_t
                            struct fl_err *err)
 {
     struct writer w = { .o = o };
-    char index[FL_PATH_MAX];
 
     if (o->base_version != DELTA_NO_BASE && o->base_version >= o->version)
         return fl_fail(err, FL_INVALID, "version %lld cannot be made from version %lld",
                        (long long)o->version, (long long)o->base_version);
     FL_TRY(delta_dir(dir, o->version, w.dir, err));
-    FL_TRY(fl_path(index, err, "%s/model.safetensors.index.json", w.dir));
-    if (access(index, F_OK) == 0)
+    if (delta_is_written(w.dir))
         return fl_fail(err, FL_EXISTS, "%s is there already", w.dir);
     FL_TRY(fl_tree_remove(w.dir, err)); /* of a writer that did not get to its end */
     if (mkdir(w.dir, 0777) < 0)

@@ -243,7 +243,7 @@ enum fl_status st_write_part(struct st_writer *w, size_t i, const void *data, si
     return FL_OK;
 }
 
-static enum fl_status sync_folder_of(const char *path, struct fl_err *err)
+enum fl_status st_sync_folder_of(const char *path, struct fl_err *err)
 {
     char dir[FL_PATH_MAX];
     const char *slash = strrchr(path, '/');
@@ -271,7 +271,7 @@ enum fl_status st_writer_finish(struct st_writer *w, struct fl_err *err)
         return fl_fail_errno(err, "rename %s to %s", w->tmp, w->path);
     free(w->tmp);
     w->tmp = NULL;
-    return sync_folder_of(w->path, err);
+    return st_sync_folder_of(w->path, err);
 }
 
 void st_writer_destroy(struct st_writer *w)
@@ -312,8 +312,7 @@ static uint64_t entry_bytes(const struct st_entry *e)
                : 0;
 }
 
-/* How many of t go into one file: at least one. */
-static size_t take_file(const struct st_entry *t, size_t n, uint64_t file_bytes)
+size_t st_take_file(const struct st_entry *t, size_t n, uint64_t file_bytes)
 {
     uint64_t sum = 0;
     size_t k = 0;
@@ -351,7 +350,7 @@ static enum fl_status write_files(const char *dir, const struct st_entry *t, siz
     size_t at = 0;
 
     for (size_t f = 1; f <= files; f++) {
-        size_t k = take_file(t + at, n - at, file_bytes);
+        size_t k = st_take_file(t + at, n - at, file_bytes);
 
         snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", f, files);
         FL_TRY(fl_path(path, err, "%s/%s", dir, name));
@@ -375,7 +374,7 @@ enum fl_status st_write_folder(const char *dir, const struct st_entry *t, size_t
     if (file_bytes == 0)
         file_bytes = 5000000000ull;
     for (size_t at = 0; at < n; files++)
-        at += take_file(t + at, n - at, file_bytes);
+        at += st_take_file(t + at, n - at, file_bytes);
     if (files > ST_MAX_FILES)
         return fl_fail(err, FL_INVALID, "%zu files of %llu bytes, at most %d", files,
                        (unsigned long long)file_bytes, ST_MAX_FILES);
