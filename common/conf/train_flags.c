@@ -86,7 +86,7 @@ static const struct fl_opt place_opts[] = {
     { .kind = FL_OPT_TEXT, .name = "colocate-memory-peak-device", .arg = "cpu|gpu", .choices = "cpu|gpu", .fallback = "cpu", .at = AT(memory_peak_device), .help = "where both sides' weights lie during the change-over; gpu turns --colocate on" },
     WORD("colocate-transfer", colocate_transfer, "share|copy|auto", "auto", "how weights change hands inside a device"),
     WORD("update-weight-transfer-mode", transfer_mode, "broadcast|p2p|disk-delta|auto", "broadcast", "how weights reach the engines of a split run"),
-    TEXT("update-weight-disk-dir", update_weight_disk_dir, "FOLDER", NULL, "of disk-delta: a folder that all nodes see"),
+    TEXT("update-weight-disk-dir", update_weight_disk_dir, "FOLDER", NULL, "of disk-delta: a folder that all nodes see, with room for about four models"),
     TEXT("update-weight-local-checkpoint-dir", local_checkpoint_dir, "FOLDER", NULL, "of disk-delta: on every node, for the engines' own copies (default: beside their sockets)"),
     { .kind = FL_OPT_BYTES, .name = "update-weight-buffer-size", .arg = "BYTES", .fallback = "512MiB", .at = AT(buffer_size), .help = "of one bucket" },
     INT("update-weights-interval", update_weights_interval, "STEPS", "1", 1, BIG, "of --async: steps between two updates"),

@@ -64,6 +64,7 @@ struct rig_opts {
     enum xfer_slots slots;
     bool check_equal;
     const char *delta_dir, *local_dir;
+    bool few_change; /* from version to version, as trained weights do; else all differ */
     bool own_local;  /* a local_dir for each engine: NAME-PARTY */
     bool fixed;      /* engines' addresses stay: memory is exchanged under them */
     bool real_clock; /* threads of links take real time: then ours is, too       */
@@ -90,7 +91,7 @@ struct rig {
     enum fl_status st;
     struct fl_err err;
     struct xfer_report rep;
-    uint8_t *model[64]; /* the reference, by version */
+    uint8_t *model[256]; /* the reference, by version */
     int fds_before;
     unsigned idle;
 };

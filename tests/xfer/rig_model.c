@@ -35,16 +35,26 @@ static uint64_t model_bytes(void)
     return n;
 }
 
-static const uint8_t *reference(struct rig *r, uint64_t version)
+static uint8_t *model_made(uint64_t version, const uint8_t *few_from)
 {
     uint64_t seed = version * 7919 + 1, n = model_bytes();
+    uint8_t *m = malloc(n);
+
+    if (few_from)
+        memcpy(m, few_from, n);
+    for (uint64_t i = 0; i < n; i += few_from ? 1 + t_random(&seed) % 1000 : 1)
+        m[i] = (uint8_t)(t_random(&seed) >> 32);
+    return m;
+}
+
+static const uint8_t *reference(struct rig *r, uint64_t version)
+{
+    bool few = r->o.few_change;
 
     t_true(version < FL_LEN(r->model));
-    if (!r->model[version]) {
-        r->model[version] = malloc(n);
-        for (uint64_t i = 0; i < n; i++)
-            r->model[version][i] = (uint8_t)(t_random(&seed) >> 32);
-    }
+    for (uint64_t v = few ? 0 : version; v <= version; v++)
+        if (!r->model[v])
+            r->model[v] = model_made(v, few && v > 0 ? r->model[v - 1] : NULL);
     return r->model[version];
 }
 

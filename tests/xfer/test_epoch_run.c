@@ -163,7 +163,7 @@ static void nothing_to_do_is_done(void **state)
 }
 
 /* Somebody tidied the shared folder, or a disk lost a block of it: an engine that has to begin at
- * the base cannot follow. Nothing in later deltas would mend that. */
+ * the base cannot follow. Nothing in later deltas would mend that, and no later base is there. */
 static void a_delta_chain_that_is_broken(void **state)
 {
     static const char *const how[] = {
@@ -174,7 +174,9 @@ static void a_delta_chain_that_is_broken(void **state)
     (void)state;
     for (size_t i = 0; i < FL_LEN(how); i++) {
         char line[600], folder[32], own[32];
-        struct rig_opts o = { .n_sources = 1, .n_engines = 2, .own_local = true };
+        struct rig_opts o = {
+            .n_sources = 1, .n_engines = 2, .own_local = true, .few_change = true
+        };
         struct rig r;
 
         snprintf(folder, sizeof(folder), "broken-%zu", i);

@@ -7,24 +7,30 @@
 #include <sys/stat.h>
 #include "common/base/fault.h"
 #include "common/base/id.h"
+#include "common/base/log.h"
 #include "common/base/str.h"
-#include "transport/fmt/delta.h"
 
 void delta_writer_init(struct delta_writer *d, const struct xfer_manifest *have,
                        const struct fl_seat_ref *who,
-                       void (*done)(struct delta_writer *, enum fl_status, const struct fl_err *))
+                       void (*done)(struct delta_writer *, enum fl_status, const struct fl_err *),
+                       void (*quiet)(struct delta_writer *))
 {
     char id[FL_SHORT];
 
-    *d = (struct delta_writer){
-        .have = have, .was_version = DELTA_NO_BASE, .last = DELTA_NO_BASE, .done = done
-    };
+    *d = (struct delta_writer){ .have = have,
+                                .was_version = DELTA_NO_BASE,
+                                .last = DELTA_NO_BASE,
+                                .base = DELTA_NO_BASE,
+                                .most_versions = DELTA_MOST_VERSIONS,
+                                .done = done,
+                                .quiet = quiet };
     snprintf(d->tag, sizeof(d->tag), "%s-%u", fl_short(id, &who->id), who->attempt);
 }
 
 void delta_writer_renew(struct delta_writer *d)
 {
     d->generation++;
+    d->damaged = false;
     d->was_version = d->last = DELTA_NO_BASE;
 }
 
@@ -92,7 +98,6 @@ static enum fl_status write_now(struct delta_writer *d, struct delta_source *src
     struct delta_opts o = { .version = d->version,
                             .base_version = d->was_version,
                             .encoding = DELTA_OVERWRITE };
-    struct delta_stats stats;
     enum fl_status st;
     size_t n = 0; /* tensors that have bytes */
 
@@ -113,9 +118,11 @@ static enum fl_status write_now(struct delta_writer *d, struct delta_source *src
         return fl_fail_errno(err, "the folder of updates %s", d->root);
     if (mkdir(d->dir, 0777) < 0 && errno != EEXIST)
         return fl_fail_errno(err, "the folder of updates %s", d->dir);
-    st = delta_write(d->dir, src, n, &o, &stats, err);
+    st = delta_write(d->dir, src, n, &o, &d->stats, err);
     if (st != FL_OK && st != FL_EXISTS)
         return st;
+    d->wrote = st == FL_OK;
+    d->whole = d->was_version == DELTA_NO_BASE;
     d->last = d->version;
     return snapshot(d, src, err);
 }
@@ -168,6 +175,8 @@ static void writer_done(struct fl_work *w, enum fl_status st)
 
     if (st != FL_OK)
         fl_fail(&d->err, st, "version %" PRId64 " was not written", d->version);
+    if (d->wrote)
+        delta_tidy_written(d, d->loop);
     d->done(d, d->err.status, &d->err);
 }
 
@@ -180,16 +189,27 @@ void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *r
                         uint64_t version, bool same_bytes, const struct link_mem *mems)
 {
     bool there = d->was_version == (int64_t)version && strcmp(d->root, root) == 0;
+    char dir[sizeof(d->dir)];
 
     d->err = (struct fl_err){ 0 };
+    d->loop = l;
+    d->wrote = false;
     d->mems = mems;
     d->version = (int64_t)version;
     if (strcmp(d->root, root) != 0)
         d->was_version = DELTA_NO_BASE;
+    if (!same_bytes && d->damaged)
+        delta_writer_renew(d);
     if (!same_bytes && d->last != DELTA_NO_BASE && (int64_t)version <= d->last)
         delta_writer_renew(d); /* an old number with new bytes */
     fl_copy(d->root, sizeof(d->root), root);
-    snprintf(d->dir, sizeof(d->dir), "%s/%s-%u", d->root, d->tag, d->generation);
+    snprintf(dir, sizeof(dir), "%s/%s-%u", d->root, d->tag, d->generation);
+    if (strcmp(dir, d->dir) != 0) {
+        atomic_store(&d->tidy.stop, true); /* it is about another one */
+        d->in_dir = 0;
+        d->older_due = d->prune_due = false;
+        fl_copy(d->dir, sizeof(d->dir), dir);
+    }
     d->w = (struct fl_work){ .work = there && same_bytes ? nothing_to_do : writer_work,
                              .done = writer_done };
     fl_work_start(l, &d->w);
@@ -251,6 +271,16 @@ static bool seg_fits(const struct link_seg *s, uint64_t bytes)
            !__builtin_add_overflow(end, s->run_bytes, &end) && end <= bytes;
 }
 
+/* Copies of what earlier writers wrote, each a whole model, are of no use to anybody. */
+static void forget_older(const char *local)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    struct fl_err err = { 0 };
+
+    if (delta_drop_older(local, delta_forget, &err) != FL_OK && !atomic_flag_test_and_set(&told))
+        fl_warn("weights stay in local folder dir=%s why=\"%s\"", local, err.text);
+}
+
 static enum fl_status take_files(const char *dir, const char *local_dir, uint64_t version,
                                  const struct xfer_plan *part, const struct link_seg *segs,
                                  size_t n, struct putting *put, uint64_t (*digests)[2],
@@ -279,6 +309,7 @@ static enum fl_status take_files(const char *dir, const char *local_dir, uint64_
                            t->name, file->bytes);
         FL_TRY(copy_seg(&segs[i], file->data, put, digests[i], err));
     }
+    forget_older(local);
     return FL_OK;
 }
 

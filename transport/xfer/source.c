@@ -9,7 +9,8 @@
 
 static void source_settle(struct xfer_source *s)
 {
-    if (!s->stopped || s->state == SRC_DIGESTING || give_busy(&s->give) || s->wait)
+    if (!s->stopped || s->state == SRC_DIGESTING || give_busy(&s->give) ||
+        delta_writer_busy(&s->delta) || s->wait)
         return;
     fl_post(s->loop, s->stopped);
     s->stopped = NULL;
@@ -219,6 +220,11 @@ static void give_on_written(struct delta_writer *d, enum fl_status st, const str
         source_grant(s);
 }
 
+static void delta_on_quiet(struct delta_writer *d)
+{
+    source_settle(container_of(d, struct xfer_source, delta));
+}
+
 static enum fl_status give_room(void *arg, uint64_t bytes, struct link_mem *out, struct fl_err *err)
 {
     struct xfer_source *s = arg;
@@ -330,7 +336,7 @@ enum fl_status xfer_source_create(struct fl_loop *l, struct xfer_port *port,
         return st;
     }
     give_init(&s->give, port, s->me.name, s->have, &source_gives, s);
-    delta_writer_init(&s->delta, s->have, &s->me.who, give_on_written);
+    delta_writer_init(&s->delta, s->have, &s->me.who, give_on_written, delta_on_quiet);
     *out = s;
     return FL_OK;
 }
@@ -346,6 +352,7 @@ void xfer_source_stop(struct xfer_source *s, struct fl_task *stopped)
     if (s->state == SRC_ASKING)
         source_refuse(s, &err);
     give_stop(&s->give, err.text);
+    delta_writer_stop(&s->delta);
     source_settle(s);
 }
 
