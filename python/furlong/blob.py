@@ -148,4 +148,8 @@ def _tensor(name, h, base):
 
 def buffer(blob):
     """What the library sends: the image's memory, or the buffer itself."""
-    return blob.data if isinstance(blob, Image) else blob
+    if isinstance(blob, Image):
+        return blob.data
+    if isinstance(blob, dict) or hasattr(blob, "detach"):
+        raise TypeError(f"blob: a buffer is wanted, not a {type(blob).__name__}: give furlong.blob.write({{name: tensor}})")
+    return blob

@@ -298,6 +298,52 @@ def test_where_a_handler_failed():
     assert isinstance(ev.refused, SystemExit)  # and is not just dropped
 
 
+class Scalar:  # as a loss of torch, a mean of numpy
+    ndim = 0
+
+    def __init__(self, value):
+        self.item = lambda: value
+
+
+def test_bodies():
+    pack = furlong._data.pack
+    assert pack({"loss": Scalar(0.5), "n": [Scalar(3)]}) == b'{"loss":0.5,"n":[3]}'
+    nan, inf = float("nan"), float("inf")
+    for body, at in (({"loss": nan}, "loss is nan"), ({"a": [1, {"b": -inf}]}, "a.1.b is -inf"), (inf, "the body is inf"),
+                     ({"loss": Scalar(nan)}, "loss is nan")):
+        raises(furlong.Invalid, at + ", and JSON has no such number: give None for it", lambda: pack(body))
+    circle = []
+    circle.append(circle)
+    raises(ValueError, "Circular", lambda: pack(circle))
+    raises(TypeError, "type set is not JSON", lambda: pack({"x": {1}}))
+    for wrong in ({"tokens": b"1"}, Like()):
+        raises(TypeError, "give furlong.blob.write({name: tensor})", lambda: run.ask("rollout", 0, "who", None, wrong))
+
+
+class Number:  # as those of numpy
+    def __init__(self, n):
+        self.n = n
+
+    def __index__(self):
+        return self.n
+
+
+def test_numbers_of_versions():
+    w = run.weights.offer({"x": ("F32", (2,))}, set="counted")
+    for call in (w.begin, w.publish):
+        for bad in (-1, 1 << 64, -5):  # not taken modulo
+            raises(ValueError, f"version: a whole number from 0 to 2^64 - 1 is wanted, not {bad}", lambda: call(bad))
+        for bad in ("1", 1.5, None):
+            raises(TypeError, f"version: a whole number from 0 to 2^64 - 1 is wanted, not {bad!r}", lambda: call(bad))
+    w.publish(Number(3))
+    w.begin(Number(4))
+    w.publish(4)
+    assert w.version == 4
+    raises(ValueError, "done: a whole number", lambda: run.progress(-1, 3))
+    raises(TypeError, "total: a whole number", lambda: run.progress(1, 3.5))
+    w.drop()
+
+
 def test_bad_tensors():
     offer = lambda named: run.weights.offer(named, set="bad")
     raises(furlong.Invalid, "no type 'F33'", lambda: offer({"x": ("F33", (2,))}))

@@ -41,6 +41,8 @@ PyObject *core_fail(enum fl_status st, const char *fmt, ...) __attribute__((form
 bool core_ms(PyObject *seconds, uint32_t none, uint32_t *out); /* false: an exception is set */
 /* For the library, to which 0 is no limit: none left is a millisecond, None is FURLONG_FOREVER. */
 bool core_budget(PyObject *seconds, uint32_t *out);
+/* Anything with __index__; what: stands in the exception. */
+bool core_count(PyObject *o, const char *what, uint64_t *out);
 PyObject *core_new(PyTypeObject *type);                        /* zeroed */
 void core_free(void *self);
 /* A contiguous buffer, or none for None. Released with core_bytes_fini(). */

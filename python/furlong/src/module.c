@@ -62,6 +62,23 @@ bool core_budget(PyObject *seconds, uint32_t *out)
     return true;
 }
 
+bool core_count(PyObject *o, const char *what, uint64_t *out)
+{
+    PyObject *n = PyNumber_Index(o);
+    unsigned long long v = n ? PyLong_AsUnsignedLongLong(n) : 0;
+    bool range = PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_OverflowError);
+
+    Py_XDECREF(n);
+    if (!PyErr_Occurred()) {
+        *out = v;
+        return true;
+    }
+    PyErr_Clear();
+    PyErr_Format(range ? PyExc_ValueError : PyExc_TypeError,
+                 "%s: a whole number from 0 to 2^64 - 1 is wanted, not %R", what, o);
+    return false;
+}
+
 PyObject *core_new(PyTypeObject *type)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -134,13 +151,14 @@ static int numbers_add(PyObject *module)
     return PyModule_AddStringConstant(module, "__version__", FURLONG_VERSION);
 }
 
-/* Types and classes are the process' own, and an interpreter that goes would leave its objects in them. Newer ones
- * refuse by themselves. */
+/* Types and classes are the process' own, and an interpreter that goes would leave its objects in
+ * them. Newer ones refuse by themselves. */
 static bool is_main(void)
 {
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0)
         return true;
-    PyErr_SetString(PyExc_ImportError, "furlong: the seat belongs to the main interpreter, this is another one");
+    PyErr_SetString(PyExc_ImportError,
+                    "furlong: the seat belongs to the main interpreter, this is another one");
     return false;
 }
 

@@ -251,9 +251,11 @@ static PyObject *run_metric(PyObject *self, PyObject *args)
 static PyObject *run_progress(PyObject *self, PyObject *args)
 {
     struct py_run *r = (struct py_run *)self;
-    unsigned long long done, total;
+    PyObject *of[2];
+    uint64_t done, total;
 
-    if (!PyArg_ParseTuple(args, "KK", &done, &total) || !run_enter(r))
+    if (!PyArg_ParseTuple(args, "OO", &of[0], &of[1]) || !core_count(of[0], "done", &done) ||
+        !core_count(of[1], "total", &total) || !run_enter(r))
         return NULL;
     furlong_progress(r->f, done, total);
     run_exit(r);

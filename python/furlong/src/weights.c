@@ -285,20 +285,22 @@ static PyObject *turn(struct py_weights *s, uint64_t version, uint32_t budget_ms
 
 static PyObject *weights_begin(PyObject *self, PyObject *args)
 {
-    unsigned long long version;
-    PyObject *budget;
+    PyObject *number, *budget;
+    uint64_t version;
     uint32_t ms;
 
-    if (!PyArg_ParseTuple(args, "KO", &version, &budget) || !core_budget(budget, &ms))
+    if (!PyArg_ParseTuple(args, "OO", &number, &budget) ||
+        !core_count(number, "version", &version) || !core_budget(budget, &ms))
         return NULL;
     return turn((struct py_weights *)self, version, ms, false);
 }
 
 static PyObject *weights_publish(PyObject *self, PyObject *args)
 {
-    unsigned long long version;
+    PyObject *number;
+    uint64_t version;
 
-    if (!PyArg_ParseTuple(args, "K", &version))
+    if (!PyArg_ParseTuple(args, "O", &number) || !core_count(number, "version", &version))
         return NULL;
     return turn((struct py_weights *)self, version, 0, true);
 }
@@ -339,7 +341,7 @@ static PyObject *weights_drop(PyObject *self, PyObject *none)
     if (!w)
         Py_RETURN_NONE;
     op_sweep(&s->run->adrift); /* what Ctrl-C gave up may be over by now */
-    if (s->turns) /* it would go under that thread, or under one that Ctrl-C gave up */
+    if (s->turns)              /* it would go under that thread, or under one that Ctrl-C gave up */
         return core_fail(FL_AGAIN,
                          "drop: begin(), publish() or commit() of these weights is under way");
     if (s->views)
