@@ -139,16 +139,37 @@ static void given_free(struct given *g)
 
 /* ==== a private cluster ==== */
 /* Logical devices that the flags ask for; what is not given is one. */
-static int64_t devices_needed(const struct train_flags *f)
+struct needed {
+    int64_t trainers, engines, all;
+};
+
+static struct needed devices_needed(const struct train_flags *f)
 {
     int64_t per_node = f->actor_num_gpus_per_node > 0 ? f->actor_num_gpus_per_node : 1;
-    int64_t actor = (f->actor_num_nodes > 0 ? f->actor_num_nodes : 1) * per_node;
     int64_t engine = f->rollout_num_gpus_per_engine > 0 ? f->rollout_num_gpus_per_engine : 1;
-    int64_t rollout = f->rollout_num_gpus > 0 ? f->rollout_num_gpus : engine;
+    struct needed n = { .trainers = (f->actor_num_nodes > 0 ? f->actor_num_nodes : 1) * per_node,
+                        .engines = f->rollout_num_gpus > 0 ? f->rollout_num_gpus : engine };
 
-    if (!f->colocate)
-        return actor + rollout;
-    return actor > rollout ? actor : rollout;
+    n.all = !f->colocate ? n.trainers + n.engines : n.trainers > n.engines ? n.trainers : n.engines;
+    return n;
+}
+
+/* The daemon speaks of a flag that it was given by us: say it in those that the user has. */
+static enum fl_status too_few(const struct train *t, const char *gpus, enum fl_status st,
+                              struct fl_err *err)
+{
+    struct needed n = devices_needed(&t->flags);
+    char said[sizeof(err->text)];
+    size_t len = strlen(gpus);
+
+    if (t->num_gpus_given || strncmp(err->text, gpus, len) != 0)
+        return st;
+    (void)FL_COPY(said, err->text + len);
+    return fl_fail(err, st, "%lld for trainers and %lld for engines need %lld devices%.*s; %s",
+                   (long long)n.trainers, (long long)n.engines, (long long)n.all,
+                   (int)strcspn(said, ";"), said,
+                   t->flags.colocate ? "ask for fewer"
+                                     : "ask for fewer, or let both take turns by --colocate");
 }
 
 /* A pipe gives its bytes once: to the driver. */
@@ -185,26 +206,31 @@ static enum fl_status start_private(struct train *t, struct cli_cluster *c, stru
     snprintf(state, sizeof(state), "--state-dir=%s/cluster", t->run_dir);
     snprintf(orphan, sizeof(orphan), "--orphan-timeout=%d", ORPHAN_S);
     snprintf(gpus, sizeof(gpus), "--num-gpus=%lld",
-             (long long)(t->num_gpus_given ? t->num_gpus : devices_needed(&t->flags)));
+             (long long)(t->num_gpus_given ? t->num_gpus : devices_needed(&t->flags).all));
     FL_TRY(cli_daemon_start("furlong-head",
                             (const char *const[]){ "--private", "--tls=off", "--until-idle",
                                                    "--node-ip-address=127.0.0.1", "--port=0",
                                                    "--dashboard-host=127.0.0.1",
                                                    "--dashboard-port=0", state, NULL },
                             logs, READY_MS, &info, err));
-    t->own[t->n_own++] = (struct cli_daemon){ .kind = 'h', .pid = (pid_t)cli_int(info, "pid"),
+    t->own[t->n_own++] = (struct cli_daemon){ .kind = 'h',
+                                              .pid = (pid_t)cli_int(info, "pid"),
                                               .start_time = (uint64_t)cli_int(info, "start_time") };
     snprintf(cluster, sizeof(cluster), "%.8s", cli_text(info, "cluster"));
     snprintf(c->url, sizeof(c->url), "%s%s", strstr(cli_text(info, "http"), "://") ? "" : "http://",
              cli_text(info, "http"));
     snprintf(address, sizeof(address), "--address=%s", cli_text(info, "address"));
     json_decref(info);
-    FL_TRY(cli_daemon_start("furlong-node",
-                            (const char *const[]){ address, "--private", "--tls=off", orphan,
-                                                   "--node-ip-address=127.0.0.1",
-                                                   "--node-name=local", gpus, state, NULL },
-                            logs, READY_MS, &info, err));
-    t->own[t->n_own++] = (struct cli_daemon){ .kind = 'n', .pid = (pid_t)cli_int(info, "pid"),
+    enum fl_status st =
+        cli_daemon_start("furlong-node",
+                         (const char *const[]){ address, "--private", "--tls=off", orphan,
+                                                "--node-ip-address=127.0.0.1", "--node-name=local",
+                                                gpus, state, NULL },
+                         logs, READY_MS, &info, err);
+    if (st != FL_OK)
+        return too_few(t, gpus, st, err);
+    t->own[t->n_own++] = (struct cli_daemon){ .kind = 'n',
+                                              .pid = (pid_t)cli_int(info, "pid"),
                                               .start_time = (uint64_t)cli_int(info, "start_time") };
     (void)FL_COPY(t->own[1].dir, cli_text(info, "sock")); /* <folder>/node.sock */
     char *slash = strrchr(t->own[1].dir, '/');
@@ -283,7 +309,7 @@ static enum fl_status find_or_start(struct train *t, const struct fl_opts *o,
 {
     if (launch_asked(&t->launch))
         return launch_cluster(&t->launch, external ? external->url : t->common.address,
-                              (double)devices_needed(&t->flags), c, err);
+                              (double)devices_needed(&t->flags).all, c, err);
     if (external) {
         *c = *external;
         return takes_as_it_is(t, c->url, err);
@@ -328,7 +354,7 @@ static int run_on_ray(struct train *t, const struct fl_opts *o, const struct ext
                               .programs = t->programs,
                               .pass = t->pass,
                               .launch = &t->launch,
-                              .devices = devices_needed(&t->flags),
+                              .devices = devices_needed(&t->flags).all,
                               .words = words,
                               .json = t->common.json,
                               .away_max_ms = AWAY_MS };

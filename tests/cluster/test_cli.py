@@ -205,6 +205,20 @@ def test_more_gpus_than_exist():
         assert p.furlong("list", "leases", "--json").json() == []
 
 
+def test_a_machine_with_too_few_devices():
+    """The sentence speaks in flags that the user has: nobody gave --num-gpus."""
+    with place() as p:
+        p.env["FURLONG_GPU"] = "fake"
+        r = p.furlong("train", "--num-rollout=1", check=2)
+        assert ("furlong train: 1 for trainers and 1 for engines need 2 devices: this machine shows 1; ask for fewer, or "
+                "let both take turns by --colocate" in r.err), r
+        r = p.furlong("train", "--num-rollout=1", "--colocate", "--actor-num-gpus-per-node=2", "--rollout-num-gpus=2", check=2)
+        assert "2 for trainers and 2 for engines need 2 devices: this machine shows 1; ask for fewer\n" in r.err, r
+        r = p.furlong("train", "--num-rollout=1", "--num-gpus=2", check=2)
+        assert "furlong train: --num-gpus=2: this machine shows 1; give at most so many, or leave it out" in r.err, r
+        assert p.left_behind() == []
+
+
 def test_explain_replays_a_placement():
     with place() as p:
         p.start_head("--num-gpus=2")
