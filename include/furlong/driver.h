@@ -128,7 +128,8 @@ enum fl_status furlong_plane(struct furlong_group *from, struct furlong_group *t
  *
  * FL_OK           at least least_engines serve it; first_behind names one that does not
  * FL_TIMEOUT      too few verified in time: aborted, the old version serves on
- * FL_INVALID      tensors differ between the sides, or version is not what was published
+ * FL_INVALID      tensors differ between the sides, version is not what was published, or a trainer
+ *                 has offered and all the time published nothing
  * FL_AGAIN        weights are offloaded in an engine, or another update is in flight */
 enum fl_status furlong_update(struct furlong_group *from, struct furlong_group *to,
                               const struct furlong_update *how, struct furlong_report *out,

@@ -192,6 +192,15 @@ def test_a_thousand_updates():
         raises(furlong.Invalid, "999999", lambda: run.update(t, e, 999999, budget=10))
 
 
+def test_a_trainer_that_published_nothing():
+    """It answers calls, so nothing is still to be loaded: the same update would fail the same way."""
+    with workers("trainer --mute", role="trainer") as t, workers("engine") as e:
+        assert t.ask_all("who") and e.ask_all("look")
+        text = 'trainer 0 on gpu-a has offered "policy" and published no version of it: publish the first one before answering a call'
+        raises(furlong.Invalid, text, lambda: run.update(t, e, 0, budget=2.0 * SLOW))
+        assert e.ask_all("look")[0].json()["version"] is None
+
+
 def test_a_commit_that_fails_ends_the_engine():
     """It would go on with the old weights in its hands and the new number on them."""
     with workers("trainer", role="trainer") as t, workers("engine", restarts=2) as e:

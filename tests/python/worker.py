@@ -84,7 +84,8 @@ def trainer(run):
         held.append(own)
     else:
         w = run.weights.offer([(n, (memoryview(a), "F32", SHAPES[n])) for n, a in first.items()], device=DEVICE)
-    w.publish(0)
+    if "--mute" not in sys.argv:
+        w.publish(0)
 
     def train(ev):
         v = ev.json()["version"]

@@ -134,6 +134,7 @@ static void update_begin(struct client_sync *s)
     bool is_new = false;
 
     u->due_ns = now + (uint64_t)budget_ms * 1000000;
+    u->half_ns = now + (uint64_t)(budget_ms / 2) * 1000000; /* until then a model may still load */
     if (!p) {
         st = plane_make(d, u, &p, &err);
         is_new = st == FL_OK;
@@ -147,7 +148,8 @@ static void update_begin(struct client_sync *s)
         return;
     }
     p->waiting = u;
-    fl_timer_arm_in(d->f->loop, &p->reach_due, budget_ms / 2); /* a model may still load */
+    fl_timer_arm_in(d->f->loop, &p->reach_due,
+                    budget_ms / 2 < PLANE_TELL_MS ? budget_ms / 2 : PLANE_TELL_MS);
     if (is_new)
         plane_members_start(p);
     plane_go(p);

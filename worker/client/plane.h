@@ -19,18 +19,23 @@ struct plane_member {
     struct client_where at;
     /* plane_probe.c */
     bool heard, ready, probing; /* heard: it has said whether it is ready */
+    uint64_t unpublished_ns; /* since when a source says that it has offered and published nothing;
+                                0: it does not */
     struct call_peer *call;
     struct call_op probe;
     struct fl_timer probe_again;
     uint32_t probe_ms;
 };
-enum { PLANE_FILL_MS = 120000 }; /* a fill's time, and an update's that was given none */
-struct updating {                /* a program's call, while it waits for it */
+enum {
+    PLANE_FILL_MS = 120000, /* a fill's time, and an update's that was given none */
+    PLANE_TELL_MS = 10000   /* an update that has not begun by then says why */
+};
+struct updating { /* a program's call, while it waits for it */
     struct client_sync sync;
     struct furlong_group *from, *to;
     const struct furlong_update *how;
     enum xfer_mode mode;
-    uint64_t due_ns;
+    uint64_t half_ns, due_ns;
     bool late; /* half of its time is over: it starts with those that are ready */
     struct furlong_report report;
 };

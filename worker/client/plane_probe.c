@@ -12,11 +12,15 @@ enum {
     PROBE_ANSWER_MS = 10000
 };
 
-static bool is_ready(const struct plane_member *m, const struct wire_msg *reply)
+static bool is_ready(struct plane_member *m, const struct wire_msg *reply)
 {
     Fl__XferReport *r = fl__xfer_report__unpack(NULL, reply->head.body_bytes, reply->body);
     bool ready = r && (!m->source || r->has_published);
 
+    if (ready || !r)
+        m->unpublished_ns = 0;
+    else if (!m->unpublished_ns)
+        m->unpublished_ns = fl_loop_now_ns(m->plane->d->f->loop);
     if (r)
         fl__xfer_report__free_unpacked(r, NULL);
     return ready;
@@ -31,6 +35,8 @@ static void probe_answered(struct call_op *op, enum fl_status st, const struct w
     m->probing = false;
     if (st == FL_CANCELLED || !m->reached)
         return;
+    if (st != FL_OK)
+        m->unpublished_ns = 0;
     m->ready = st == FL_OK && is_ready(m, reply);
     m->heard = st == FL_OK || st == FL_NOT_FOUND;
     plane_heard(m->plane);
@@ -68,6 +74,7 @@ void plane_probe_start(struct plane_member *m, struct call_peer *call)
 {
     m->call = call;
     m->ready = m->heard = false;
+    m->unpublished_ns = 0;
     m->probe_ms = PROBE_FIRST_MS;
     m->probe_again.fire = probe_fire;
     probe(m);
@@ -79,4 +86,5 @@ void plane_probe_stop(struct plane_member *m)
     if (m->probing)
         call_cancel(&m->probe);
     m->ready = m->heard = false;
+    m->unpublished_ns = 0;
 }

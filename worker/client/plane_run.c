@@ -285,6 +285,7 @@ static enum fl_status reached_enough(struct plane *p, bool late, struct fl_err *
     char text[200] = "";
     struct fl_str who = FL_STR_ON(text);
     uint32_t sources = 0, engines = 0, missing = 0;
+    const struct plane_member *mute = NULL;
 
     for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
         struct plane_member *m = &p->members[i];
@@ -297,6 +298,8 @@ static enum fl_status reached_enough(struct plane *p, bool late, struct fl_err *
         } else if (m->source || member_lives(p, m, NULL)) {
             missing++;
             (void)member_lives(p, m, &who);
+            if (m->unpublished_ns && m->unpublished_ns <= p->waiting->half_ns)
+                mute = m;
         }
     }
     if (!missing)
@@ -304,6 +307,11 @@ static enum fl_status reached_enough(struct plane *p, bool late, struct fl_err *
                        : fl_fail(err, FL_UNREACHABLE, "no engine of role %s lives", p->to_role);
     if (!late)
         return FL_AGAIN;
+    if (mute)
+        return fl_fail(err, FL_INVALID,
+                       "%s has offered \"%s\" and published no version of it: publish the first "
+                       "one before answering a call",
+                       mute->at.name, p->set);
     if (sources < p->n_from || !engines)
         return fl_fail(err, FL_TIMEOUT, "no weights are offered or accepted yet by %s", text);
     return FL_OK; /* engines that do not answer are left behind and filled later */
@@ -327,7 +335,7 @@ static void update_start(struct plane *p, bool late)
     st = reached_enough(p, late, &err);
     if (st == FL_AGAIN)
         return;
-    if (st == FL_TIMEOUT && fl_loop_now_ns(p->d->f->loop) < u->due_ns)
+    if ((st == FL_TIMEOUT || st == FL_INVALID) && fl_loop_now_ns(p->d->f->loop) < u->due_ns)
         return; /* nobody to start with yet: reach_due fires once more */
     if (st == FL_OK)
         st = xfer_start(p->coord, &req, &p->run, &err);
@@ -381,6 +389,13 @@ static void reach_late(struct fl_timer *t, uint64_t now_ns)
     struct updating *u = p->waiting;
     struct fl_err err;
 
+    if (now_ns < u->half_ns) { /* some seconds of silence are over: say what it is */
+        if (reached_enough(p, true, &err) != FL_OK)
+            fl_warn("update waits set=%s version=%llu why=\"%s\"", p->set,
+                    (unsigned long long)u->how->version, err.text);
+        fl_timer_arm(p->d->f->loop, &p->reach_due, u->half_ns);
+        return;
+    }
     u->late = true;
     if (now_ns < u->due_ns)
         fl_timer_arm(p->d->f->loop, &p->reach_due, u->due_ns);
