@@ -66,6 +66,19 @@ def test_one_of_two_engines_killed_the_other_commits_and_the_new_one_is_filled()
     whole_run_with("xfer.bucket:40=kill", MANY_BUCKETS, "--rollout-num-gpus=2", words=["rollout", "signal 9"])
 
 
+def test_an_engine_that_fails_in_an_answer_and_lives_on():
+    """An exception in a program's generate: what was asked goes to another engine, the driver and the trainers go on."""
+    undisturbed()
+    whole_run_with("engine.answer:3=fail,engine.answer:5=fail", "--rollout-num-gpus=2", words=["asked again", "out of memory"],
+                   same=True)
+
+
+def test_an_engine_that_fails_in_every_answer():
+    """Three times is enough: it would not end in the same process. The driver's next attempt goes on."""
+    spec = ",".join(f"engine.answer:{n}=fail" for n in range(1, 9))
+    whole_run_with(spec, words=["generate: rollout 0: generate: RuntimeError: out of memory (asked 3 times)", "it starts again as attempt 2"])
+
+
 def test_engine_killed_while_the_other_gave_its_weights_away():
     """It is filled at once, though the other cannot be filled now: the run waits for it before it goes on."""
     undisturbed()

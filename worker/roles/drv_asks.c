@@ -10,7 +10,7 @@
 #include "worker/roles/drv_made.h"
 #include "worker/roles/drv_seat.h"
 
-enum { POLL_MS = 200, IN_FLIGHT = 2, BACK_OFF_MS = 100, FILL_MS = 2000 };
+enum { POLL_MS = 200, IN_FLIGHT = 2, BACK_OFF_MS = 100, FILL_MS = 2000, FAILED_MAX = 2 };
 
 struct engine_state {
     uint32_t in_flight, attempt;
@@ -150,6 +150,15 @@ static enum fl_status on_answer(struct spread *s, struct furlong_done *a, struct
         x->not_before = x->heard_s + BACK_OFF_MS / 1000.0;
         put_back(s, part, engine, &a->err);
         return FL_OK;
+    case FL_INTERNAL:  /* an exception in a program, */
+    case FL_EXHAUSTED: /* or memory: another engine, or a little later, may do */
+        if (s->parts.parts[part].failed++ < FAILED_MAX) {
+            x->not_before = x->heard_s + BACK_OFF_MS / 1000.0;
+            put_back(s, part, engine, &a->err);
+            return FL_OK;
+        }
+        return fl_fail(err, st, "rollout %u: %s (asked %d times)", engine, a->err.text,
+                       FAILED_MAX + 1);
     default:
         return fl_fail(err, st, "rollout %u: %s", engine, a->err.text);
     }

@@ -8,6 +8,7 @@
 struct drv_part { /* prompts from..to of the job, and what came for them */
     uint32_t from, to;
     bool asked, there;
+    uint32_t failed; /* so often an engine failed in it, and lived on */
     int32_t *tokens, *lengths, *prompt_lengths;
     float *logprobs;
     char **texts;

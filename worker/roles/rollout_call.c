@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/fault.h"
 #include "common/conf/json.h"
 #include "worker/roles/batch.h"
 
@@ -254,7 +255,9 @@ void rollout_answer(struct rollout *r, struct engine_request *q_take)
     struct fl_err err = { 0 };
     void *blob = NULL;
     size_t bytes = 0;
-    enum fl_status st = blob_make(q_take, &blob, &bytes, &err);
+    enum fl_status st = FL_FAULT("engine.answer")
+                            ? fl_fail(&err, FL_INTERNAL, "RuntimeError: out of memory")
+                            : blob_make(q_take, &blob, &bytes, &err);
 
     if (st == FL_OK)
         role_reply(a->call, body_make(r, q_take, a->id), blob, bytes);
