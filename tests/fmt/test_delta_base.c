@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -171,10 +172,44 @@ static void faults_at_a_base(void **state)
         fresh_copy_is(dir, 4);
     }
     t_true(nth > 15, "%u places", nth);
-    atomic_bool stop = true;
+    atomic_int pace = DELTA_STOP;
 
-    t_refused(delta_compact(dir, 4, 0, &stop, &err), FL_CANCELLED, &err);
+    t_refused(delta_compact(dir, 4, 0, &pace, &err), FL_CANCELLED, &err);
     t_true(!is_there(dir, "base_v000004.part"), "nothing is left of it");
+}
+
+struct held {
+    const char *dir;
+    atomic_int pace;
+    enum fl_status st;
+};
+
+static void *compact_held(void *arg)
+{
+    struct held *h = arg;
+
+    h->st = delta_compact(h->dir, 3, 0, &h->pace, NULL);
+    return NULL;
+}
+
+static void a_base_waits_where_it_is(void **state)
+{
+    char dir[FL_PATH_MAX];
+    struct held h = { .dir = dir, .pace = DELTA_HOLD };
+    pthread_t thread;
+
+    (void)state;
+    fl_copy(dir, sizeof(dir), v_write_all("held", DELTA_OVERWRITE, 0));
+    t_int_eq(pthread_create(&thread, NULL, compact_held, &h), 0);
+    for (unsigned i = 0; i < 5000 && !is_there(dir, "base_v000003.part"); i++)
+        nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
+    t_true(is_there(dir, "base_v000003.part"), "it was begun");
+    fresh_copy_is(dir, 4); /* meanwhile */
+    t_true(!is_there(dir, "base_v000003"), "it waits");
+    atomic_store(&h.pace, DELTA_GO);
+    pthread_join(thread, NULL);
+    t_int_eq(h.st, FL_OK);
+    fresh_copy_is(dir, 3);
 }
 
 /* Runs work in a child where that place takes effect: waits until it has ended or stands. */
@@ -456,6 +491,7 @@ int main(void)
         cmocka_unit_test(a_copy_follows_the_changes),
         cmocka_unit_test(a_copy_that_is_damaged),
         cmocka_unit_test(faults_at_a_base),
+        cmocka_unit_test(a_base_waits_where_it_is),
         cmocka_unit_test(killed_while_it_makes_a_base),
         cmocka_unit_test(damaged_bases),
         cmocka_unit_test(prune_leaves_what_others_have_there),

@@ -1,6 +1,7 @@
 /* Long runs of disk-delta: disks do not fill, and whoever comes late is served. */
 #include <dirent.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -58,10 +59,15 @@ static struct delta_writer *writer(struct rig *r)
     return &rig_source(r, 0)->src->delta;
 }
 
-/* What is done behind the updates is over. */
+static bool base_is_made_now(struct rig *r)
+{
+    return delta_writer_busy(writer(r));
+}
+
+/* The update is over at the trainer too, and what is done between two of them. */
 static void settled(struct rig *r)
 {
-    rig_until(r, !delta_writer_busy(writer(r)));
+    rig_until(r, !give_busy(&rig_source(r, 0)->src->give) && !base_is_made_now(r));
 }
 
 static void bring(struct rig *r, uint64_t version)
@@ -249,14 +255,112 @@ static void a_chain_that_is_damaged_behind_its_writer(void **state)
     rig_fini(&r);
 }
 
+/* ---- the disk is the update's ---- */
+
+enum { POOL = 2 };
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static atomic_uint at_gate;
+
+static void blocks(struct fl_work *w)
+{
+    (void)w;
+    atomic_fetch_add(&at_gate, 1);
+    pthread_mutex_lock(&gate);
+    pthread_mutex_unlock(&gate);
+}
+
+static void unblocked(struct fl_work *w, enum fl_status st)
+{
+    (void)w, (void)st;
+}
+
+/* A base is to be made when the update is over, but the threads for it are not free: it has not got
+ * further when the next update begins. */
+static void a_base_makes_way_for_an_update(void **state)
+{
+    struct fl_work works[POOL] = { { .work = blocks, .done = unblocked },
+                                   { .work = blocks, .done = unblocked } };
+    struct rig_opts o = opts("way");
+    struct rig r;
+
+    (void)state;
+    rig_init(&r, &o);
+    writer(&r)->most_versions = 3;
+    for (uint64_t v = 1; v <= 3; v++)
+        bring(&r, v);
+    rig_next(&r, 4);
+    rig_start(&r, &(struct xfer_request){ .target = { .number = 4 },
+                                          .mode = XFER_DISK_DELTA,
+                                          .party = XFER_ALL_PARTIES,
+                                          .due_ns = UINT64_MAX });
+    rig_until(&r, rig_engine(&r, 0, 0)->serving.number == 4 &&
+                      rig_engine(&r, 1, 0)->serving.number == 4);
+    t_true(!base_is_made_now(&r), "the update is not over");
+    pthread_mutex_lock(&gate);
+    for (unsigned i = 0; i < POOL; i++)
+        fl_work_start(r.loop, &works[i]);
+    rig_until(&r, atomic_load(&at_gate) == POOL && base_is_made_now(&r) && !r.running);
+    delta_tidy_hold(writer(&r)); /* as the next update's first word does */
+    pthread_mutex_unlock(&gate);
+    rig_next(&r, 5);
+    t_true(base_is_made_now(&r), "it waits");
+    rig_start(&r, &(struct xfer_request){ .target = { .number = 5 },
+                                          .mode = XFER_DISK_DELTA,
+                                          .party = XFER_ALL_PARTIES,
+                                          .due_ns = UINT64_MAX });
+    rig_until(&r, rig_engine(&r, 0, 0)->serving.number == 5 &&
+                      rig_engine(&r, 1, 0)->serving.number == 5);
+    t_true(!is_there(o.delta_dir, "01000000-1-0/base_v000004") && base_is_made_now(&r),
+           "not while an update is under way");
+    rig_until(&r, !r.running);
+    settled(&r);
+    t_true(is_there(o.delta_dir, "01000000-1-0/base_v000004"), "it goes on after it");
+    bring(&r, 6);
+    rig_fini(&r);
+}
+
+static unsigned n_written;
+
+static void on_written(struct delta_writer *d, enum fl_status st, const struct fl_err *err)
+{
+    (void)d;
+    t_ok(st, err);
+    n_written++;
+}
+
+/* Each update holds what is being done, and lets it go when it is over; another folder ends it. */
+static void who_sets_the_pace(void **state)
+{
+    struct xfer_manifest nothing = { 0 };
+    struct link_mem mem = { 0 };
+    struct fl_seat_ref who = { .attempt = 1 };
+    struct delta_writer d;
+    struct fl_loop *loop;
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &loop, NULL), NULL);
+    delta_writer_init(&d, &nothing, &who, on_written, NULL);
+    d.tidy.w.loop = loop; /* as if */
+    for (uint64_t v = 1; v <= 2; v++) {
+        delta_writer_start(&d, loop, t_path("pace"), v, false, &mem);
+        t_int_eq(d.tidy.pace, v == 1 ? DELTA_STOP : DELTA_HOLD);
+        t_until(loop, n_written == v, 10000);
+        t_int_eq(d.tidy.pace, v == 1 ? DELTA_STOP : DELTA_HOLD, "engines read it now");
+        delta_writer_over(&d);
+        t_int_eq(d.tidy.pace, v == 1 ? DELTA_STOP : DELTA_GO);
+        d.tidy.pace = DELTA_GO; /* the next one */
+    }
+    delta_writer_renew(&d);
+    delta_writer_start(&d, loop, t_path("pace"), 3, false, &mem);
+    t_int_eq(d.tidy.pace, DELTA_STOP);
+    t_until(loop, n_written == 3, 10000);
+    delta_writer_fini(&d);
+    fl_loop_destroy(loop);
+}
+
 static bool version_is_written_now(struct rig *r)
 {
     return rig_source(r, 0)->src->give.writing;
-}
-
-static bool base_is_made_now(struct rig *r)
-{
-    return delta_writer_busy(writer(r));
 }
 
 /* It waits for what is done behind the updates, which ends early, and begins nothing more. */
@@ -293,6 +397,8 @@ int main(void)
         cmocka_unit_test(a_trainer_that_starts_again),
         cmocka_unit_test(what_fails_behind_the_updates),
         cmocka_unit_test(a_chain_that_is_damaged_behind_its_writer),
+        cmocka_unit_test(a_base_makes_way_for_an_update),
+        cmocka_unit_test(who_sets_the_pace),
         cmocka_unit_test(a_trainer_that_ends),
     };
 

@@ -53,10 +53,12 @@ void delta_version_destroy(struct delta_version *v);
 FL_AUTO_DEFINE(delta_version)
 
 /* Makes base_v of a version that is there, from files: no more memory than its largest tensor takes. May be interrupted
- * at any point, and repeated. file_bytes: as in delta_opts. stop, if not NULL: any thread sets it, and it ends with FL_CANCELLED. FL_EXISTS: it is
- * there already. FL_NOT_FOUND, FL_CORRUPT: nobody can follow these versions any more. */
+ * at any point, and repeated. file_bytes: as in delta_opts. pace, if not NULL, is an enum delta_pace that any thread
+ * sets; FL_CANCELLED: to DELTA_STOP. FL_EXISTS: it is there already. FL_NOT_FOUND, FL_CORRUPT: nobody can follow these
+ * versions any more. */
+enum delta_pace { DELTA_GO, DELTA_HOLD /* waits between two tensors */, DELTA_STOP };
 enum fl_status delta_compact(const char *dir, int64_t version, uint64_t file_bytes,
-                             const atomic_bool *stop, struct fl_err *err);
+                             const atomic_int *pace, struct fl_err *err);
 /* Removes what is below that version, which must be a base, the weight_v beside a base_v, and parts of bases. Not
  * while a base is made there. delta_prune_all: all versions, and DIR if it is empty then. What bears another name
  * than ours stays. An error: what could not be removed; the rest is. */

@@ -6,10 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "common/base/fault.h"
 #include "transport/fmt/delta_priv.h"
 
-enum { MAX_CHAIN = 10000 };
+enum { MAX_CHAIN = 10000, HOLD_LOOK_MS = 5 };
 
 static void chain_clear(struct delta_chain *c)
 {
@@ -177,6 +178,15 @@ enum fl_status delta_chain_entries(const struct delta_chain *c, struct st_entry 
     return st;
 }
 
+static bool goes_on(const struct delta_chain *c)
+{
+    const struct timespec look = { .tv_nsec = HOLD_LOOK_MS * 1000000l };
+
+    while (c->pace && atomic_load(c->pace) == DELTA_HOLD)
+        nanosleep(&look, NULL);
+    return !c->pace || atomic_load(c->pace) != DELTA_STOP;
+}
+
 /* Sums of a whole tensor for each of many versions would take most of the time: the last one says
  * it all. each: who is it that is damaged? */
 static enum fl_status carry(struct delta_chain *c, const struct st_entry *e, void *buf, bool each,
@@ -188,7 +198,7 @@ static enum fl_status carry(struct delta_chain *c, const struct st_entry *e, voi
     while (last > 0 && !st_find(delta_files(c->v[last - 1]), e->name))
         last--;
     for (size_t v = 0; v < c->n; v++) {
-        if (c->stop && atomic_load(c->stop))
+        if (!goes_on(c))
             return fl_fail(err, FL_CANCELLED, "stopped at tensor %.80s", e->name);
         enum fl_status st = delta_apply_to(c->v[v], e, was, buf, each || v + 1 == last, err);
 

@@ -163,9 +163,9 @@ static enum fl_status give_name(const char *part, const char *whole, struct fl_e
 }
 
 enum fl_status delta_compact(const char *dir, int64_t version, uint64_t file_bytes,
-                             const atomic_bool *stop, struct fl_err *err)
+                             const atomic_int *pace, struct fl_err *err)
 {
-    struct delta_chain c = { .stop = stop };
+    struct delta_chain c = { .pace = pace };
     char whole[FL_PATH_MAX], part[FL_PATH_MAX];
     struct compacting k = { .dir = dir,
                             .part = part,

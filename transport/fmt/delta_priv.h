@@ -31,11 +31,11 @@ struct delta_chain {
     size_t n, cap;
     int64_t base;            /* v[0] is the base_v of that version; DELTA_NO_BASE: it is none */
     int64_t bad_base;        /* the one that was found to be damaged last */
-    const atomic_bool *stop; /* NULL, or: true ends it with FL_CANCELLED */
+    const atomic_int *pace;  /* NULL, or enum delta_pace */
 };
 /* Finds a chain to version and lets use() make something of it. Where files of it are damaged, or are removed
  * meanwhile, use() is called again with a chain that has others, if there is one: first from local, then from
- * the newest base, then from older ones. c: local and stop are set; local is the chain's from here on. */
+ * the newest base, then from older ones. c: local and pace are set; local is the chain's from here on. */
 typedef enum fl_status (*delta_use)(struct delta_chain *c, void *arg, struct fl_err *err);
 enum fl_status delta_chain_over(struct delta_chain *c, const char *dir, int64_t version,
                                 delta_use use, void *arg, struct fl_err *err);

@@ -176,7 +176,7 @@ static void writer_done(struct fl_work *w, enum fl_status st)
     if (st != FL_OK)
         fl_fail(&d->err, st, "version %" PRId64 " was not written", d->version);
     if (d->wrote)
-        delta_tidy_written(d, d->loop);
+        delta_tidy_written(d);
     d->done(d, d->err.status, &d->err);
 }
 
@@ -205,11 +205,10 @@ void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *r
     fl_copy(d->root, sizeof(d->root), root);
     snprintf(dir, sizeof(dir), "%s/%s-%u", d->root, d->tag, d->generation);
     if (strcmp(dir, d->dir) != 0) {
-        atomic_store(&d->tidy.stop, true); /* it is about another one */
-        d->in_dir = 0;
-        d->older_due = d->prune_due = false;
+        delta_tidy_elsewhere(d);
         fl_copy(d->dir, sizeof(d->dir), dir);
     }
+    delta_tidy_hold(d);
     d->w = (struct fl_work){ .work = there && same_bytes ? nothing_to_do : writer_work,
                              .done = writer_done };
     fl_work_start(l, &d->w);

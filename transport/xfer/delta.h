@@ -1,7 +1,7 @@
 /* transport/xfer/delta.h - disk-delta: the giver's folders, the taker's own copy
  *
  * Both run on the pool. The giver writes a base first and the changes against what it wrote last
- * after that; it keeps a copy of what it wrote last to compare with. Behind the updates (delta_tidy.c) it
+ * after that; it keeps a copy of what it wrote last to compare with. Between the updates (delta_tidy.c) it
  * makes a new base when the changes since the last one are as many bytes as that, or very many, and
  * removes what nobody needs: two whole versions after a base is there no engine is still on its way below it. */
 #pragma once
@@ -15,7 +15,7 @@ enum { DELTA_MOST_VERSIONS = 500, /* after a base: a late engine opens them all 
        DELTA_QUIET_VERSIONS = 2 };
 struct delta_tidy { /* one at a time */
     struct fl_work w;
-    atomic_bool stop;
+    atomic_int pace; /* enum delta_pace */
     char dir[320];
     unsigned bases; /* of the writer, when it began */
     bool older;     /* folders of writers before this one go */
@@ -63,12 +63,16 @@ void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *r
 /* Nothing is being written: the next version goes whole to a folder of its own, where nothing
  * before it is needed. */
 void delta_writer_renew(struct delta_writer *d);
+/* The update is over: goes on with what is due between two. */
+void delta_writer_over(struct delta_writer *d);
 /* Ends what is done behind the updates, and begins no more; quiet() follows if it is busy. */
 void delta_writer_stop(struct delta_writer *d);
 bool delta_writer_busy(const struct delta_writer *d);
 void delta_writer_fini(struct delta_writer *d); /* not busy */
-/* A version was written: begins what is due behind it. */
-void delta_tidy_written(struct delta_writer *d, struct fl_loop *l);
+/* delta_tidy.c: a version was written; an update begins; what is done is about another folder now. */
+void delta_tidy_written(struct delta_writer *d);
+void delta_tidy_hold(struct delta_writer *d);
+void delta_tidy_elsewhere(struct delta_writer *d);
 /* Folders beside `dir` of the same process's earlier attempts and generations: drop() each. What drop() fails at
  * with FL_AGAIN stays without a word. */
 enum fl_status delta_drop_older(const char *dir,

@@ -1,4 +1,4 @@
-/* transport/xfer/delta_tidy.c - behind the updates: new bases, and the end of what nobody needs
+/* transport/xfer/delta_tidy.c - between the updates: new bases, and the end of what nobody needs
  *
  * Nothing of it is an update's error: it is logged, and tried again some versions later. */
 #include <dirent.h>
@@ -82,7 +82,7 @@ static void tidy_work(struct fl_work *w)
     if (FL_FAULT("xfer.delta_compact"))
         (void)fl_fail(&t->made, FL_UNREACHABLE, "fault xfer.delta_compact");
     else
-        (void)delta_compact(t->dir, t->compact, 0, &t->stop, &t->made);
+        (void)delta_compact(t->dir, t->compact, 0, &t->pace, &t->made);
 }
 
 static void note_made(struct delta_writer *d, enum fl_status st)
@@ -131,7 +131,7 @@ static bool base_is_due(const struct delta_writer *d)
            (d->since_bytes > d->base_bytes || d->since >= d->most_versions);
 }
 
-static void note_written(struct delta_writer *d)
+void delta_tidy_written(struct delta_writer *d)
 {
     d->older_due |= ++d->in_dir == DELTA_QUIET_VERSIONS;
     if (d->whole) {
@@ -148,31 +148,52 @@ static void note_written(struct delta_writer *d)
     d->prune_due |= ++d->written == DELTA_QUIET_VERSIONS;
 }
 
-void delta_tidy_written(struct delta_writer *d, struct fl_loop *l)
+static void begin(struct delta_writer *d)
 {
     struct delta_tidy *t = &d->tidy;
 
-    note_written(d);
-    if (t->w.loop || d->stopping || !(d->older_due || d->prune_due || base_is_due(d)))
-        return;
-    atomic_store(&t->stop, false);
+    atomic_store(&t->pace, DELTA_GO);
     fl_copy(t->dir, sizeof(t->dir), d->dir);
     t->bases = d->bases;
     t->older = d->older_due;
     t->prune = d->prune_due ? d->base : DELTA_NO_BASE;
-    t->compact = base_is_due(d) ? d->version : DELTA_NO_BASE;
+    t->compact = base_is_due(d) ? d->last : DELTA_NO_BASE;
     t->bytes = d->since_bytes;
     t->versions = d->since;
     t->removed = t->made = (struct fl_err){ 0 };
     d->older_due = d->prune_due = false;
     t->w = (struct fl_work){ .work = tidy_work, .done = tidy_done };
-    fl_work_start(l, &t->w);
+    fl_work_start(d->loop, &t->w);
+}
+
+void delta_writer_over(struct delta_writer *d)
+{
+    if (delta_writer_busy(d)) {
+        if (atomic_load(&d->tidy.pace) == DELTA_HOLD)
+            atomic_store(&d->tidy.pace, DELTA_GO);
+    } else if (!d->stopping && (d->older_due || d->prune_due || base_is_due(d))) {
+        begin(d);
+    }
+}
+
+/* The disk and the processor are the update's, until it is over. */
+void delta_tidy_hold(struct delta_writer *d)
+{
+    if (atomic_load(&d->tidy.pace) == DELTA_GO)
+        atomic_store(&d->tidy.pace, DELTA_HOLD);
+}
+
+void delta_tidy_elsewhere(struct delta_writer *d)
+{
+    atomic_store(&d->tidy.pace, DELTA_STOP);
+    d->in_dir = 0;
+    d->older_due = d->prune_due = false;
 }
 
 void delta_writer_stop(struct delta_writer *d)
 {
     d->stopping = true;
-    atomic_store(&d->tidy.stop, true);
+    atomic_store(&d->tidy.pace, DELTA_STOP);
 }
 
 bool delta_writer_busy(const struct delta_writer *d)

@@ -197,7 +197,10 @@ static enum fl_status give_slot_of(void *arg, const struct xfer_version *want,
 
 static void give_on_quiet(void *arg)
 {
-    source_settle(arg);
+    struct xfer_source *s = arg;
+
+    delta_writer_over(&s->delta);
+    source_settle(s);
 }
 
 static void give_write(void *arg, const char *delta_dir, uint64_t number)
@@ -351,8 +354,8 @@ void xfer_source_stop(struct xfer_source *s, struct fl_task *stopped)
     fl_fail(&err, FL_CANCELLED, "weights \"%s\" are being dropped", s->set.set);
     if (s->state == SRC_ASKING)
         source_refuse(s, &err);
-    give_stop(&s->give, err.text);
     delta_writer_stop(&s->delta);
+    give_stop(&s->give, err.text);
     source_settle(s);
 }
 
