@@ -83,7 +83,7 @@ static struct furlong_answer answer(const char *const *texts, uint32_t n, const 
     }
     t_ok(batch_write(&b, &blob, &bytes, &err), &err);
     json_t *o = json_pack("{s:o, s:o, s:f}", "texts", list, "spans", all, "idle_s", 0.5);
-    a.body = json_dumps(o, 0);
+    a.body = json_dumps(o, JSON_ENSURE_ASCII);
     a.body_bytes = strlen(a.body);
     a.blob = blob;
     a.blob_bytes = bytes;
@@ -168,6 +168,30 @@ static void odd_answers(void **state)
     answer_free(&a);
 }
 
+/* A model that has not learnt yet writes anything: the run goes on with U+FFFD for NUL. */
+static void a_nul_in_a_text(void **state)
+{
+    static const char *const texts[] = { "a", "b\xef\xbf\xbd!", "\\u0000", "\\\xef\xbf\xbd" };
+    struct drv_part p = { .from = 0, .to = 2 };
+    struct furlong_answer a = answer(texts, 4, "[{\"tokens\":%u,\"version\":6,\"digest\":\"d\"}]");
+    struct fl_err err;
+    char *at;
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        at = strstr(a.body, "\\uFFFD");
+        t_true(at != NULL, "%s", (const char *)a.body);
+        memcpy(at, "\\u0000", 6);
+    }
+    t_ok(drv_part_take(&job, &p, &a, "d", &err), &err);
+    for (int i = 0; i < 4; i++)
+        t_str_eq(p.texts[i], texts[i]); /* a backslash and letters stay */
+    struct drv_parts all = { malloc(sizeof(p)), 1, 0 };
+    all.parts[0] = p;
+    drv_parts_fini(&all);
+    answer_free(&a);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -175,6 +199,7 @@ int main(void)
         cmocka_unit_test(asks),
         cmocka_unit_test(joins),
         cmocka_unit_test(odd_answers),
+        cmocka_unit_test(a_nul_in_a_text),
     };
 
     return t_run("made", tests);

@@ -162,6 +162,39 @@ static enum fl_status body_take(const struct drv_job *j, struct drv_part *p, con
     return FL_OK;
 }
 
+/* Strings end with NUL here, and a text of a model that has not learnt yet may hold one: it becomes
+ * U+FFFD, whose escape is as long. */
+static void nuls_replace(char *body, size_t n)
+{
+    static const char nul[] = "\\u0000", other[] = "\\ufffd";
+
+    for (size_t i = 0; i + sizeof(nul) - 1 <= n; i++) {
+        if (body[i] != '\\')
+            continue;
+        if (memcmp(body + i, nul, sizeof(nul) - 1) == 0)
+            memcpy(body + i, other, sizeof(other) - 1);
+        i++; /* what is escaped begins no escape */
+    }
+}
+
+static enum fl_status body_parse(const struct furlong_answer *a, json_t **out, struct fl_err *err)
+{
+    bool plain = !a->body_bytes || !memmem(a->body, a->body_bytes, "\\u0000", 6);
+    char *copy = plain ? NULL : malloc(a->body_bytes);
+    const char *text = plain ? a->body : copy;
+    enum fl_status st;
+
+    if (!plain && !copy)
+        return fl_fail(err, FL_EXHAUSTED, "no memory for generate's answer");
+    if (copy) {
+        memcpy(copy, a->body, a->body_bytes);
+        nuls_replace(copy, a->body_bytes);
+    }
+    st = fl_json_parse(text, a->body_bytes, "generate's answer", FL_JSON_MAX, out, err);
+    free(copy);
+    return st;
+}
+
 enum fl_status drv_part_take(const struct drv_job *j, struct drv_part *p,
                              const struct furlong_answer *a, const char *digest, struct fl_err *err)
 {
@@ -171,7 +204,7 @@ enum fl_status drv_part_take(const struct drv_job *j, struct drv_part *p,
     part_clear(p);
     st = blob_take(j, p, a, err);
     if (st == FL_OK)
-        st = fl_json_parse(a->body, a->body_bytes, "generate's answer", FL_JSON_MAX, &o, err);
+        st = body_parse(a, &o, err);
     if (st == FL_OK)
         st = body_take(j, p, o, digest, err);
     json_decref(o);
