@@ -5,6 +5,7 @@ from PyPI when it can be reached."""
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -196,6 +197,36 @@ def mean(xs):
 def rising(steps, n):
     rewards = [s["reward_mean"] for s in steps]
     assert len(rewards) == n and mean(rewards[-10:]) > mean(rewards[:10]) + 0.1, rewards
+
+
+def readme_pair(folder):
+    """The three files of python/README.md, as they stand there."""
+    with open(os.path.join(source, "python", "README.md"), encoding="utf-8") as f:
+        blocks = re.findall(r"^```python\n# (\S+)\n(.*?)^```$", f.read(), re.S | re.M)
+    assert [name for name, _ in blocks] == ["policy.py", "engine.py", "trainer.py"], blocks
+    os.makedirs(folder)
+    for name, text in blocks:
+        with open(f"{folder}/{name}", "w", encoding="utf-8") as f:
+            f.write(text)
+    return [f"--trainer-cmd={python()} {folder}/trainer.py", f"--rollout-cmd={python()} {folder}/engine.py"]
+
+
+def test_the_pair_of_the_readme_learns():
+    with place() as p:
+        pair = readme_pair(f"{p.root}/pair")
+        run = Run(p, "--num-rollout=60", "--seed=7", *pair, env=ENV)
+        run.go(seconds=200)
+        rising(run.steps(), 60)
+        short = ["--rollout-batch-size=8", "--n-samples-per-prompt=4", "--seed=7", "--eval-interval=0"]
+        saved = Run(p, "--num-rollout=3", "--save-interval=2", *short, *pair, name="saved", env=ENV)
+        saved.go()
+        on = Run(p, "--num-rollout=5", f"--load={saved.dir}/checkpoints", "--colocate", "--actor-num-gpus-per-node=2", *short, *pair, name="on",
+                 env=ENV)
+        on.go()
+        whole = Run(p, "--num-rollout=5", *short, *pair, name="whole", env=ENV)
+        whole.go()
+        assert on.digests() == whole.digests()[3:], (on.digests(), whole.digests())
+        assert not p.left_behind(), p.left_behind()
 
 
 def test_a_split_run_learns():
