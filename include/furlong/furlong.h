@@ -194,6 +194,13 @@ enum fl_status furlong_weights_begin(struct furlong_weights *w, uint64_t version
                                      uint32_t budget_ms, struct fl_err *err);
 enum fl_status furlong_weights_publish(struct furlong_weights *w, uint64_t version,
                                        struct fl_err *err);
+/* Takes begin back where the version will not come to be: what was written since counts as nothing, and
+ * begin may follow, of any version. With two slots the version published last stays, data() is last()
+ * until then. With one (in_place too) its bytes were yours to write: no version is there for engines
+ * until the next publish. Does not wait.
+ *
+ * FL_INVALID      nothing is begun; begin or publish is under way in another thread */
+enum fl_status furlong_weights_abandon(struct furlong_weights *w, struct fl_err *err);
 /* Engine. Serves nothing until the first commit. Pointers of furlong_weights_data() change in commit
  * (trainer: begin), nowhere else; memory of the version before is good until commit returns. */
 enum fl_status furlong_weights_accept(struct furlong *f, const char *set,

@@ -2,17 +2,19 @@
 
     w = run.weights.offer(model.state_dict())      # copied into the plane's memory once
     w.publish(0)
-    w.begin(1); ...write w.data(name)...; w.publish(1)
+    with w.begin(1):                               # published at its end, abandoned if it raises
+        ...write w.data(name)...
 
     w = run.weights.accept({name: ("BF16", shape)})
     w.commit(event)                                # then w.data(name) serves the new version
 
 What data() and last() give is a view: torch.from_dlpack(view), numpy.asarray(view), view.pointer. Its memory is the
 plane's own: good until the next begin() of a trainer, of an engine until the commit after the next one has begun."""
+import contextlib
 import operator
 
 from . import _core
-from .errors import Invalid
+from .errors import Error, Invalid
 
 NAME_MAX = 512  # bytes
 TYPES = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "I32", "U8")
@@ -180,6 +182,29 @@ class _Lent:
                               + ": offer the set anew, or write into the tensor that was offered")
 
 
+class _Begun:
+    """What begin() gives, for `with`."""
+
+    def __init__(self, weights, version):
+        self._weights, self._version = weights, version
+
+    def __enter__(self):
+        return self._weights
+
+    def __exit__(self, kind, why, trace):
+        if kind is None:
+            try:
+                return self._weights.publish(self._version)
+            except BaseException:
+                self._take_back()
+                raise
+        self._take_back()
+
+    def _take_back(self):
+        with contextlib.suppress(Error):  # published meanwhile, dropped, the run was left: what raised is what counts
+            self._weights.abandon()
+
+
 class Weights:
     """One set, offered or accepted."""
 
@@ -214,13 +239,20 @@ class Weights:
         return v and f"{v[1]:016x}{v[2]:016x}"
 
     def begin(self, version, wait=120.0):
-        """Trainer: returns when nobody reads what will be written. Write all of data() before publish()."""
+        """Trainer: returns when nobody reads what will be written. Write all of data() before publish(). As a context
+        it publishes at its end, or abandons what raised."""
         self._core._begin(version, wait)
+        return _Begun(self, version)
 
     def publish(self, version):
         """Trainer: whole, and frozen until the next begin()."""
         self._lent.check(version)
         self._core._publish(version)
+
+    def abandon(self):
+        """Trainer: takes begin() back; another may follow. With two slots data() is last() again; with one what was
+        published is gone, and all of data() is to be written for the next version."""
+        self._core.abandon()
 
     def commit(self, event):
         """Engine: answers a commit event; data() is the new version's."""

@@ -57,6 +57,45 @@ static void each_mode_brings_the_bytes(void **state)
     }
 }
 
+/* The trainer fails between begin and publish, twice, and goes on. */
+static void a_version_that_is_abandoned_never_was(void **state)
+{
+    static const struct {
+        const char *mode, *env;
+        uint32_t slots;
+    } rows[] = { { "share", NULL, 2 }, { "copy", NULL, 0 }, { "share", "SLOTS=1", 1 } };
+    uint64_t version = 2;
+
+    (void)state;
+    for (size_t i = 0; i < FL_LEN(rows); i++) {
+        struct plane p = plane_make(1, 1, rows[i].env, rows[i].env);
+        struct fl_err err = { 0 };
+
+        for (uint64_t v = 0; v < 2; v++) {
+            if (v)
+                plane_write(&p, v);
+            plane_update(&p, v, rows[i].mode, rows[i].slots);
+        }
+        for (unsigned k = 0; k < 2; k++) {
+            t_ok(furlong_ask_all(p.trainers, "abandon",
+                                 &(struct furlong_data){ &version, 8, NULL, 0 }, 20000, NULL, &err),
+                 &err);
+            if (rows[i].env)
+                t_str_eq(plane_look(&p, 0).verdict, "none");
+            else
+                plane_serves(&p, 0, 1);
+        }
+        if (!rows[i].env) { /* what was published last is still there for whoever asks */
+            plane_update(&p, 1, rows[i].mode, rows[i].slots);
+            plane_serves(&p, 0, 1);
+        }
+        plane_write(&p, 3);
+        plane_update(&p, 3, rows[i].mode, rows[i].slots);
+        plane_serves(&p, 0, 3);
+        plane_end(&p);
+    }
+}
+
 /* ---- on devices ------------------------------------------------------------------------------ */
 static void says(struct plane *p, const char *what)
 {
@@ -663,6 +702,7 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mode_brings_the_bytes),
+        cmocka_unit_test(a_version_that_is_abandoned_never_was),
         cmocka_unit_test(p84_an_engine_says_why_it_serves_nothing),
         cmocka_unit_test(a_set_is_dropped_under_its_commit),
         cmocka_unit_test(a_set_is_dropped_before_it_lets_the_engine_go),

@@ -174,8 +174,11 @@ static int trainer_serve(struct furlong *f, struct furlong_weights *w,
             furlong_refuse(ev.call, &err);
             continue;
         }
-        write_all(w, t, version);
-        if (furlong_weights_publish(w, version, &err) != FL_OK)
+        bool taken_back = strcmp(ev.method, "abandon") == 0;
+
+        write_all(w, t, taken_back ? version + 100 : version);
+        if ((taken_back ? furlong_weights_abandon(w, &err)
+                        : furlong_weights_publish(w, version, &err)) != FL_OK)
             furlong_refuse(ev.call, &err);
         else
             furlong_reply(ev.call, NULL, 0);

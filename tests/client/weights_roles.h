@@ -9,7 +9,7 @@
  * LIES=arena|plain|pool|row: the trainer gives its tensors where they lie: in the arena, in memory that has an IPC
  * handle, in memory that no other process can map, all in one of these as an engine would lay them out
  *
- * trainer: "write" body uint64 version: begin, write the pattern, publish
+ * trainer: "write" body uint64 version: begin, write the pattern, publish; "abandon": begin, write something else, abandon
  * engine:  "drop", "drop_at_commit": drops the set, now or when a COMMIT waits, and accepts it anew
  *          "check": body "VERSION ok|wrong|none DIGEST0 paused|running resident-KiB pauses descriptors address"; descriptors:
  *          0 unless asked by "check_fds"

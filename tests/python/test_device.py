@@ -90,6 +90,48 @@ def test_a_tensor_that_went_elsewhere_is_not_published():
     del was, x
 
 
+def test_what_raises_is_taken_back():
+    def write(w, byte, raises=None):
+        memoryview(w.data("x")).cast("B")[:] = bytes([byte]) * 8
+        if raises:
+            raise raises
+
+    read = lambda view: bytes(memoryview(view).cast("B"))
+    for slots in (2, 1):
+        w = run.weights.offer({"x": (b"12345678", "F32", (2,))}, set="taken back", device=0, slots=slots)
+        w.publish(0)
+        with w.begin(1) as same:
+            assert same is w
+            write(w, 1)
+        assert w.version == 1 and read(w.last("x")) == b"\1" * 8
+        for why in (ValueError("out of memory"), KeyboardInterrupt()):
+            try:
+                with w.begin(2):
+                    write(w, 2, why)
+                raise AssertionError("it was swallowed")
+            except (ValueError, KeyboardInterrupt) as e:
+                assert e is why
+            assert read(w.data("x")) == read(w.last("x")) == (b"\1" if slots == 2 else b"\2") * 8
+        for do, words in ((w.abandon, "no version is begun"), (lambda: w.publish(2), "without begin")):
+            try:
+                do()
+                raise AssertionError("nothing was begun")
+            except furlong.Invalid as e:
+                assert words in str(e), e
+        with w.begin(3):
+            write(w, 3)
+        assert w.version == 3 and read(w.last("x")) == b"\3" * 8
+        try:
+            with w.begin(4):
+                write(w, 4)
+                w.publish(5)  # another than the one begun
+        except furlong.Invalid as e:
+            assert "version 4 was begun" in str(e), e
+        with w.begin(5):
+            write(w, 5)
+        w.drop()
+
+
 def test_where_weights_lie_is_said():
     w = run.weights.offer({"x": (b"12345678", "F32", (2,))}, set="one", device=0, slots=1)
     assert bytes(memoryview(w.data("x")).cast("B")) == b"12345678"

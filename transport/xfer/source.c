@@ -53,6 +53,7 @@ void source_grant(struct xfer_source *s)
     s->slot = source_next_slot(s);
     s->number = s->asked_number;
     s->state = SRC_WRITING;
+    s->taken_back = false;
     if (s->n_slots == 1)
         s->has_published = false; /* from here on those bytes are no version */
     fl_debug("weights begun member=%s version=%" PRIu64 " slot=%u", s->me.name, s->number, s->slot);
@@ -89,19 +90,35 @@ enum fl_status xfer_source_begin(struct xfer_source *s, uint64_t version, uint64
     if (s->wait || s->state != SRC_PUBLISHED)
         return fl_fail(err, FL_INVALID,
                        "begin of version %" PRIu64 ": version %" PRIu64
-                       " was begun and is not published yet",
+                       " was begun and is not published yet; what is not to be published is "
+                       "abandoned",
                        version, s->state == SRC_ASKING ? s->asked_number : s->number);
     s->wait = w;
     s->asked++;
     s->asked_number = version;
     s->begin_due_ns = due_ns;
-    if (!s->was_read) {
+    if (!s->was_read || s->taken_back) {
         source_grant(s);
         return FL_OK;
     }
     s->state = SRC_ASKING;
     fl_timer_arm(s->loop, &s->begin_late, due_ns);
     source_watch_answer(s);
+    return FL_OK;
+}
+
+enum fl_status xfer_source_abandon(struct xfer_source *s, struct fl_err *err)
+{
+    if (s->stopping)
+        return fl_fail(err, FL_CANCELLED, "weights \"%s\" are being dropped", s->set.set);
+    if (s->wait || s->state != SRC_WRITING)
+        return fl_fail(err, FL_INVALID, "nothing to abandon: %s",
+                       s->wait ? "begin or publish is under way" : "no version is begun");
+    fl_debug("weights abandoned member=%s version=%" PRIu64 " slot=%u", s->me.name, s->number,
+             s->slot);
+    s->state = SRC_PUBLISHED;
+    s->slot = s->has_published ? s->published_slot : 0;
+    s->taken_back = true;
     return FL_OK;
 }
 
@@ -143,6 +160,11 @@ enum fl_status xfer_source_publish(struct xfer_source *s, uint64_t version, stru
 {
     if (s->stopping)
         return fl_fail(err, FL_CANCELLED, "weights \"%s\" are being dropped", s->set.set);
+    if (!s->wait && s->state == SRC_PUBLISHED && !s->has_published)
+        return fl_fail(err, FL_INVALID,
+                       "publish of version %" PRIu64 " without begin: version %" PRIu64
+                       " was abandoned",
+                       version, s->number);
     if (s->wait || s->state != SRC_WRITING)
         return fl_fail(err, FL_INVALID,
                        "publish of version %" PRIu64

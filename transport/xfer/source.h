@@ -35,6 +35,10 @@ enum fl_status xfer_source_begin(struct xfer_source *s, uint64_t version, uint64
  * not the one begun. A new source is begun: its first publish needs no begin. */
 enum fl_status xfer_source_publish(struct xfer_source *s, uint64_t version, struct xfer_wait *w,
                                    struct fl_err *err);
+/* begin() is taken back: another may follow, of any version, and is granted at once. With two slots
+ * what was published stays as it is; with one its bytes were the program's, and no version is there
+ * until the next publish. FL_INVALID: nothing is begun, or begin or publish is under way. */
+enum fl_status xfer_source_abandon(struct xfer_source *s, struct fl_err *err);
 /* Where the version in hand is written, or was once published; index: of slot[], may be NULL. */
 const struct link_mem *xfer_source_data(const struct xfer_source *s, unsigned *index);
 /* false: none is published */

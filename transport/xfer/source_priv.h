@@ -25,6 +25,7 @@ struct xfer_source {
     unsigned n_slots, slot;   /* slot: in hand */
     enum src_state state;
     bool has_published, was_read; /* was_read: some coordinator has had us in an epoch */
+    bool taken_back;              /* the next slot was granted, and nobody reads it since  */
     bool in_copies;               /* some of the memory is staged: see XferReport */
     unsigned published_slot;
     uint64_t number, published;

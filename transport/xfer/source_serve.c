@@ -20,7 +20,8 @@ static void state_of(const struct xfer_source *s, struct xfer_state *out)
                                 .publishes = s->publishes,
                                 .slot = s->has_published ? s->published_slot : s->slot,
                                 .slot_gen = source_slot_gen(s->published_slot),
-                                .writing = s->state == SRC_WRITING || s->state == SRC_DIGESTING,
+                                .writing = s->state == SRC_WRITING ||
+                                           s->state == SRC_DIGESTING || !s->has_published,
                                 .n_slots = s->n_slots,
                                 .in_copies = s->in_copies,
                                 .wants = s->state == SRC_ASKING,

@@ -230,6 +230,33 @@ enum fl_status furlong_weights_begin(struct furlong_weights *w, uint64_t version
     return move(w, version, budget_ms, false, err);
 }
 
+static void abandon_begin(struct client_sync *s)
+{
+    struct moving *m = container_of(s, struct moving, sync);
+    struct furlong_weights *w = m->w;
+    struct fl_err err;
+    enum fl_status st = xfer_source_abandon(w->source, &err);
+
+    if (st == FL_OK) {
+        pthread_mutex_lock(&w->mu);
+        w->data = xfer_source_data(w->source, NULL)->addr;
+        pthread_mutex_unlock(&w->mu);
+    }
+    client_sync_end(s, st, &err);
+}
+
+enum fl_status furlong_weights_abandon(struct furlong_weights *w, struct fl_err *err)
+{
+    struct moving m = { .w = w };
+
+    FL_TRY(client_here(w->f, err));
+    if (!w->source)
+        return fl_fail(err, FL_INVALID, "%s: these weights are accepted, not offered", w->set);
+    enum fl_status st = client_sync_run(w->f->loop, &m.sync, abandon_begin, err);
+
+    return st == FL_OK ? FL_OK : fl_wrap(err, st, "%s", w->set);
+}
+
 enum fl_status furlong_weights_publish(struct furlong_weights *w, uint64_t version,
                                        struct fl_err *err)
 {

@@ -238,15 +238,19 @@ struct turn_op {
     struct furlong_weights *w;
     uint64_t version;
     uint32_t budget_ms;
-    bool publish;
+    enum turn { TURN_BEGIN, TURN_PUBLISH, TURN_ABANDON } what;
 };
 
 static void turn_work(struct py_op *op)
 {
     struct turn_op *t = (struct turn_op *)op;
 
-    op->st = t->publish ? furlong_weights_publish(t->w, t->version, &op->err)
-                        : furlong_weights_begin(t->w, t->version, t->budget_ms, &op->err);
+    if (t->what == TURN_BEGIN)
+        op->st = furlong_weights_begin(t->w, t->version, t->budget_ms, &op->err);
+    else if (t->what == TURN_PUBLISH)
+        op->st = furlong_weights_publish(t->w, t->version, &op->err);
+    else
+        op->st = furlong_weights_abandon(t->w, &op->err);
 }
 
 static void turn_fini(struct py_op *op)
@@ -254,7 +258,7 @@ static void turn_fini(struct py_op *op)
     ((struct turn_op *)op)->of->turns--;
 }
 
-static PyObject *turn(struct py_weights *s, uint64_t version, uint32_t budget_ms, bool publish)
+static PyObject *turn(struct py_weights *s, uint64_t version, uint32_t budget_ms, enum turn what)
 {
     struct turn_op *t;
     int rc;
@@ -270,7 +274,7 @@ static PyObject *turn(struct py_weights *s, uint64_t version, uint32_t budget_ms
         t->w = s->w;
         t->version = version;
         t->budget_ms = budget_ms;
-        t->publish = publish;
+        t->what = what;
         rc = op_run(s->run, &t->op);
         if (rc == 0 && t->op.st != FL_OK)
             core_raise(&t->op.err);
@@ -292,7 +296,7 @@ static PyObject *weights_begin(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OO", &number, &budget) ||
         !core_count(number, "version", &version) || !core_budget(budget, &ms))
         return NULL;
-    return turn((struct py_weights *)self, version, ms, false);
+    return turn((struct py_weights *)self, version, ms, TURN_BEGIN);
 }
 
 static PyObject *weights_publish(PyObject *self, PyObject *args)
@@ -302,7 +306,13 @@ static PyObject *weights_publish(PyObject *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "O", &number) || !core_count(number, "version", &version))
         return NULL;
-    return turn((struct py_weights *)self, version, 0, true);
+    return turn((struct py_weights *)self, version, 0, TURN_PUBLISH);
+}
+
+static PyObject *weights_abandon(PyObject *self, PyObject *none)
+{
+    (void)none;
+    return turn((struct py_weights *)self, 0, 0, TURN_ABANDON);
 }
 
 static PyObject *weights_commit(PyObject *self, PyObject *event)
@@ -496,6 +506,7 @@ int weights_init(PyObject *module)
         { "_version", weights_version, METH_NOARGS, NULL },
         { "_begin", weights_begin, METH_VARARGS, NULL },
         { "_publish", weights_publish, METH_VARARGS, NULL },
+        { "abandon", weights_abandon, METH_NOARGS, NULL },
         { "commit", weights_commit, METH_O, NULL },
         { "drop", weights_drop, METH_NOARGS, NULL },
         { 0 },
