@@ -87,12 +87,14 @@ enum fl_status xfer_source_begin(struct xfer_source *s, uint64_t version, uint64
 {
     if (s->stopping)
         return fl_fail(err, FL_CANCELLED, "weights \"%s\" are being dropped", s->set.set);
-    if (s->wait || s->state != SRC_PUBLISHED)
+    if (s->wait)
+        return fl_fail(err, FL_INVALID,
+                       "begin of version %" PRIu64 ": begin or publish is under way", version);
+    if (s->state != SRC_PUBLISHED)
         return fl_fail(err, FL_INVALID,
                        "begin of version %" PRIu64 ": version %" PRIu64
-                       " was begun and is not published yet; what is not to be published is "
-                       "abandoned",
-                       version, s->state == SRC_ASKING ? s->asked_number : s->number);
+                       " was begun: publish it, or abandon it",
+                       version, s->number);
     s->wait = w;
     s->asked++;
     s->asked_number = version;
