@@ -30,7 +30,8 @@ def options():
     p.add_argument("--eps-clip-high", type=float, default=0.28)
     p.add_argument("--entropy-coef", type=float, default=0.01)
     p.add_argument("--temperature", type=float, default=1.0, help="the engine's")
-    p.add_argument("--micro-batch", type=int, default=64, help="samples in one forward pass")
+    p.add_argument("--micro-batch", type=int, default=0,
+                   help="samples in one forward pass; 0: as many as have 1 GiB of logits, 64 at most")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     p.add_argument("--give", default="slots", choices=("slots", "arena", "own"),
@@ -38,6 +39,9 @@ def options():
                         "engines map; own: the same in PyTorch's own memory")
     p.add_argument("--fake-device", action="store_true", help="weights lie on a device of FURLONG_GPU=fake")
     return p.parse_args()
+
+
+LOGITS_BYTES = 1 << 30  # of a pass, in float32; log_probs() and its gradients hold five times that at their peak (measured)
 
 
 class Batch:
@@ -91,6 +95,7 @@ class Trainer:
         self.weights.publish(0)
         self.step = self.version = 0
         self.last = None
+        self.begun = self.torn = False
 
     def new_optimizer(self):
         return torch.optim.AdamW(self.params.values(), lr=self.args.lr, betas=(0.9, 0.99), weight_decay=0.0)
@@ -108,6 +113,7 @@ class Trainer:
         """The next version starts from what was published last."""
         at = time.monotonic()
         self.weights.begin(version, wait=wait or 120.0)
+        self.begun = True
         if self.args.give != "slots":
             return time.monotonic() - at
         with torch.no_grad():
@@ -123,12 +129,37 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         self.weights.publish(version)
+        self.begun = self.torn = False
         self.version = version
         return time.monotonic() - at
 
+    @contextlib.contextmanager
+    def writing(self):
+        """Around what begins a version and publishes it. What raises between the two is taken back; the optimizer, and
+        with one slot the parameters, may have taken half a step by then: only load() makes them whole again."""
+        try:
+            yield
+        except BaseException:
+            if self.begun:
+                self.begun, self.torn = False, True
+                with contextlib.suppress(furlong.Error):  # the run was left: what raised is what counts
+                    self.weights.abandon()
+                if self.args.give == "slots":
+                    self.look("data")
+            raise
+
+    def whole(self, what):
+        if self.torn:
+            raise furlong.Invalid(f"{what}: the last train or load was cut short while it wrote; load a checkpoint")
+
     # ---- train ----
     def train(self, ev):
-        call, batch, args = ev.json(), Batch(ev), self.args
+        self.whole("train")
+        with self.writing():
+            return self.train_batch(ev.json(), Batch(ev), ev.budget)
+
+    def train_batch(self, call, batch, budget):
+        args = self.args
         n, version = len(batch.lengths), call["version"]
         size = call.get("minibatch") or n
         parts = [range(at, min(at + size, n)) for _ in range(call.get("epochs", 1)) for at in range(0, n, size)]
@@ -140,7 +171,7 @@ class Trainer:
             sums += got
             if i == 0:
                 gap = got
-                said["begin_s"] = self.begin(version, ev.budget)
+                said["begin_s"] = self.begin(version, budget)
             norm = torch.nn.utils.clip_grad_norm_(self.params.values(), args.clip_grad or float("inf"))
             with self.memory(None if self.optimizer.state else "optimizer"):  # the first step makes its states
                 self.optimizer.step()
@@ -157,8 +188,9 @@ class Trainer:
     def gradient(self, batch, mine, whole):
         """Adds up this rank's share and sums over the ranks: loss, |gap|, entropy, tokens."""
         sums = torch.zeros(4, dtype=torch.float64)
-        for at in range(0, len(mine), self.args.micro_batch):
-            chosen = mine[at:at + self.args.micro_batch]
+        rows = self.args.micro_batch or min(64, max(1, LOGITS_BYTES // (max(batch.lengths) * self.config.vocab * 4)))
+        for at in range(0, len(mine), rows):
+            chosen = mine[at:at + rows]
             tokens, old, answer, advantage = batch.padded(chosen, self.device)
             logp, entropy = log_probs(self.model, tokens, self.args.temperature)
             ratio, a = torch.exp(logp - old), advantage[:, None]
@@ -184,6 +216,7 @@ class Trainer:
 
     # ---- the other calls ----
     def save(self, ev):
+        self.whole("save")
         call, at, size = ev.json(), time.monotonic(), 0
         if self.run.rank == 0:
             state = io.BytesIO()
@@ -199,14 +232,15 @@ class Trainer:
         if folder:
             with open(os.path.join(folder, "state.json"), encoding="utf-8") as f:
                 state = json.load(f)
-        self.begin(state["version"], ev.budget)
-        hf.load(self.model, folder or self.args.hf_checkpoint)
-        self.optimizer = self.new_optimizer()
-        if folder:
-            state_dict = torch.load(os.path.join(folder, "optimizer.pt"), map_location="cpu")
-            with self.memory("optimizer"):  # else it would stay on the device when the trainer sleeps
-                self.optimizer.load_state_dict(state_dict)
-        self.publish(state["version"])
+        with self.writing():
+            self.begin(state["version"], ev.budget)
+            hf.load(self.model, folder or self.args.hf_checkpoint)
+            self.optimizer = self.new_optimizer()
+            if folder:
+                state_dict = torch.load(os.path.join(folder, "optimizer.pt"), map_location="cpu")
+                with self.memory("optimizer"):  # else it would stay on the device when the trainer sleeps
+                    self.optimizer.load_state_dict(state_dict)
+            self.publish(state["version"])
         self.step = state["step"]
         return {"step": self.step, "version": self.version}
 

@@ -181,6 +181,14 @@ def test_p121_tensors_of_any_strides():
     assert r.returncode == 0 and "ok 2 - p121" in r.stdout, r.stdout + r.stderr
 
 
+def test_a_step_that_raises_is_taken_back():
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.join(build, "python"), example]), "OMP_NUM_THREADS": "1"}
+    with place() as p:
+        r = subprocess.run([rig, python(), os.path.join(here, "torch_taken_back.py"), make_model(f"{p.root}/m")], capture_output=True,
+                           text=True, env=env, timeout=200)
+        assert r.returncode == 0 and "taken back" in r.stdout, r.stdout + r.stderr
+
+
 def commands(folder):
     words = lambda name, *more: " ".join([python(), os.path.join(example, name), "--hf-checkpoint", folder, *more])
     return ["--trainer-cmd=" + words("trainer.py", "--lr=3e-3"), "--rollout-cmd=" + words("engine.py")]
