@@ -80,11 +80,6 @@ void cli_table_row(struct cli_table *t, const char *const *cells)
     add(t, cells);
 }
 
-size_t cli_table_rows(const struct cli_table *t)
-{
-    return t->rows - 1;
-}
-
 static bool numeric(const char *s)
 {
     return isdigit((unsigned char)*s) || (*s == '-' && isdigit((unsigned char)s[1]));

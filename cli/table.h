@@ -10,7 +10,6 @@ struct cli_table;
 struct cli_table *cli_table_create(const char *const *heads, size_t n); /* aborts without memory */
 void cli_table_row(struct cli_table *t, const char *const *cells);      /* copied; NULL: "-" */
 void cli_table_print(const struct cli_table *t, FILE *to);              /* nothing but heads: heads */
-size_t cli_table_rows(const struct cli_table *t);
 void cli_table_destroy(struct cli_table *t);
 
 /* 3723 seconds as "1h 2m"; out has room for 24. */

@@ -373,11 +373,6 @@ const struct fl_term *head_term(const struct head *h)
     return &h->term;
 }
 
-const char *head_journal_note(const struct head *h)
-{
-    return h->opened.note;
-}
-
 void head_on_term(struct head *h, void (*term_changed)(void *arg, const struct fl_term *term),
                   void *arg)
 {

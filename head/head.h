@@ -54,7 +54,6 @@ void head_addresses(struct head *h, const char *rpc, const char *http);
 void head_shutdown(struct head *h, const char *why);
 
 const struct fl_term *head_term(const struct head *h);
-const char *head_journal_note(const struct head *h); /* "" or what was cut */
 
 #define HEAD_OWN_PATHS "/api/furlong/" /* all JSON below it, errors too; elsewhere as Ray's head answers */
 const struct http_route *head_routes(void); /* arg: the head */

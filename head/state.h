@@ -314,7 +314,6 @@ struct group *group_of(struct head *h, const ProtobufCBinaryData *id);
 struct lease *lease_of(struct head *h, uint64_t id);
 struct seat *seat_of(struct head *h, const ProtobufCBinaryData *worker);
 struct role *role_of(const struct group *g, const char *name);
-struct decision *decision_of(struct head *h, const ProtobufCBinaryData *group);
 void tables_free(struct head *h);
 bool job_over(const struct job *j);
 bool same_bytes(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b);
@@ -373,7 +372,6 @@ void uplink_close(struct uplink *u, enum fl_status st, const char *why);
 void uplinks_destroy(struct head *h);
 struct fl_node_ref uplink_who(const struct uplink *u);
 struct head *uplink_head(const struct uplink *u);
-struct node *uplink_node(const struct uplink *u); /* NULL before it has joined */
 const char *uplink_from(const struct uplink *u);  /* the other end of its stream, as ADDRESS:PORT */
 /* The one that it was, or NULL: it has ended. */
 struct uplink *uplink_find(const struct head *h, const struct uplink *was,

@@ -82,16 +82,6 @@ struct role *role_of(const struct group *g, const char *name)
     return NULL;
 }
 
-struct decision *decision_of(struct head *h, const ProtobufCBinaryData *group)
-{
-    struct decision *d, *last = NULL;
-
-    DL_FOREACH (h->decisions, d)
-        if (same_bytes(&d->rec->group, group))
-            last = d;
-    return last;
-}
-
 bool job_over(const struct job *j)
 {
     return j->rec->status == FL__JOB_STATUS__JOB_STOPPED ||

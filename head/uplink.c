@@ -431,11 +431,6 @@ struct head *uplink_head(const struct uplink *u)
     return u->head;
 }
 
-struct node *uplink_node(const struct uplink *u)
-{
-    return u->node;
-}
-
 /* ---- calls to a daemon ---- */
 
 static void sent(struct call_op *op, enum fl_status st, const struct wire_msg *reply,

@@ -66,11 +66,6 @@ bool fl_term_older(const struct fl_term *a, const struct fl_term *than)
     return memcmp(a->cluster, than->cluster, sizeof(a->cluster)) == 0 && a->head < than->head;
 }
 
-bool fl_node_ref_same(const struct fl_node_ref *a, const struct fl_node_ref *b)
-{
-    return memcmp(&a->id, &b->id, sizeof(a->id)) == 0 && a->start == b->start;
-}
-
 bool fl_seat_ref_same(const struct fl_seat_ref *a, const struct fl_seat_ref *b)
 {
     return memcmp(&a->id, &b->id, sizeof(a->id)) == 0 && a->attempt == b->attempt;

@@ -12,7 +12,6 @@ enum { FL_SHORT = 9 };
 const char *fl_short(char out[FL_SHORT], const void *id); /* its first 8 hex digits; returns out */
 
 bool fl_term_older(const struct fl_term *a, const struct fl_term *than); /* same cluster, lower */
-bool fl_node_ref_same(const struct fl_node_ref *a, const struct fl_node_ref *b);
 bool fl_seat_ref_same(const struct fl_seat_ref *a, const struct fl_seat_ref *b);
 
 struct fl_sha256 { uint32_t h[8]; uint64_t bytes; uint8_t block[64]; };

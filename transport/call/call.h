@@ -82,7 +82,6 @@ bool call_unwanted(const struct call_req *req); /* cancelled, or the caller is g
 void call_on_unwanted(struct call_req *req, void (*fn)(void *arg, struct call_req *req), void *arg);
 void call_hold_lane(struct call_req *req); /* inside serve(): see above */
 const struct wire_hello *call_req_from(const struct call_req *req); /* who asks, proved in HELLO; NULL: gone */
-uint16_t call_req_method(const struct call_req *req);
 uint64_t call_req_due_ns(const struct call_req *req);    /* on our clock, 0: none; hand it on as due_ns */
 uint32_t call_req_budget_ms(const struct call_req *req); /* left now, at least 1; 0: no limit          */
 

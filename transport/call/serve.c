@@ -246,11 +246,6 @@ const struct wire_hello *call_req_from(const struct call_req *req)
     return req->peer && req->peer->s ? stream_peer(req->peer->s) : NULL;
 }
 
-uint16_t call_req_method(const struct call_req *req)
-{
-    return req->number;
-}
-
 uint64_t call_req_due_ns(const struct call_req *req)
 {
     return req->due_ns;

@@ -524,11 +524,6 @@ const char *stream_name(const struct stream *s)
     return wire_stream_of((struct stream *)(uintptr_t)s)->name;
 }
 
-void stream_set_hello(struct stream *s, const struct wire_hello *me)
-{
-    wire_stream_of(s)->me = *me;
-}
-
 void stream_forget_room(struct stream *s, const void *room)
 {
     wire_in_forget(&wire_stream_of(s)->in, room);

@@ -116,7 +116,6 @@ void stream_tell_drained(struct stream *s); /* drained() follows as after FL_AGA
 unsigned stream_caps(const struct stream *s);                  /* STREAM_* of this connection   */
 const struct wire_hello *stream_peer(const struct stream *s);  /* NULL while not open           */
 const char *stream_name(const struct stream *s);               /* for errors: "unix:/x (node)"  */
-void stream_set_hello(struct stream *s, const struct wire_hello *me); /* from the next connection on */
 /* The memory that room() gave is about to go: the rest of that blob is read and dropped. */
 void stream_forget_room(struct stream *s, const void *room);
 

@@ -38,7 +38,7 @@ struct proc_user {
     void (*started)(void *arg, struct proc *p, int pid); /* the worker executes its program */
     void (*gone)(void *arg, struct proc *p, const struct proc_exit *x); /* once; whole tree ended */
 };
-struct proc_ops { /* proc_keeper; proc_fake for the tests of everything above it */
+struct proc_ops {
     /* The folder s->dir exists and is the caller's. Both callbacks come later, from the loop. */
     enum fl_status (*start)(struct fl_loop *l, const struct proc_spec *s, const struct proc_user *u,
                             void *arg, struct proc **out, struct fl_err *err);
@@ -49,5 +49,5 @@ struct proc_ops { /* proc_keeper; proc_fake for the tests of everything above it
     void (*stop)(struct proc *p, enum proc_cause why, const char *text, uint32_t term_ms);
     void (*forget)(struct proc *p); /* the daemon leaves; keeper and worker live on */
 };
-extern const struct proc_ops proc_keeper, proc_fake;
+extern const struct proc_ops proc_keeper;
 const char *proc_cause_name(enum proc_cause c);

@@ -94,7 +94,6 @@ enum fl_status model_cache_create(const struct model_layout *l, uint32_t slots, 
                                   struct model_cache **out, struct fl_err *err);
 void model_cache_destroy(struct model_cache *c);
 FL_AUTO_DEFINE(model_cache)
-size_t model_cache_bytes(const struct model_cache *c);
 size_t model_cache_drop(struct model_cache *c); /* memory back, contents gone; bytes that were held */
 void model_cache_back(struct model_cache *c);   /* pages come back as they are touched */
 void model_cache_copy(struct model_cache *c, uint32_t from, uint32_t to, uint32_t len);

@@ -75,11 +75,6 @@ void model_cache_destroy(struct model_cache *c)
     free(c);
 }
 
-size_t model_cache_bytes(const struct model_cache *c)
-{
-    return c->kv_bytes;
-}
-
 /* Pages that were ever touched. */
 static size_t resident(const struct model_cache *c)
 {
