@@ -29,6 +29,9 @@ static void device_for_people(json_t *row)
 
     if (json_is_true(json_object_get(row, "logical")))
         json_object_set_new(row, "name", json_string("logical"));
+    if (json_is_true(json_object_get(row, "slowed")))
+        json_object_set_new(row, "name",
+                            json_sprintf("%s, slowed by heat or the power brake", cli_text(row, "name")));
     if (json_is_true(json_object_get(row, "told")) && json_array_size(by) == 0)
         json_array_append_new(by, json_string("nobody"));
 }

@@ -92,6 +92,8 @@ struct node {
     struct use *uses;
     size_t n_uses;
     bool uses_told; /* false: this node does not say */
+    bool slowed_told;
+    uint64_t slowed; /* a bit a device: by heat or the power brake, since the beat before */
     uint64_t bad_ns[HEAD_BAD_ENDS]; /* when workers last ended on it by a fault of their own */
     char bad_why[256];              /* of the last of them */
     uint64_t joined_ms, left_ms; /* wall clock, for people; of this start of the head */
@@ -347,6 +349,8 @@ bool node_troubled(const struct node *n);
 
 /* ---- uses.c: devices as they are used, beside what was promised of them ---- */
 void uses_take(struct node *n, const Fl__Beat *b);
+void slowed_take(struct node *n, const Fl__Beat *b);
+bool device_slowed(const struct node *n, uint32_t device);
 void uses_free(struct node *n);
 enum { SEAT_LEASES = 64 }; /* of one process; what is beyond is not shown */
 /* Which it stands on; how many. */

@@ -101,6 +101,7 @@ static void on_beat(void *service, struct call_req *req, const struct wire_msg *
             reading_take(s, m1->name, m1->value);
     }
     uses_take(u->node, beat);
+    slowed_take(u->node, beat);
     if (beat->stats) {
         free_msg(u->node->stats);
         u->node->stats = copy_msg(beat->stats);

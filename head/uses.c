@@ -8,7 +8,7 @@ void uses_free(struct node *n)
     free(n->uses);
     n->uses = NULL;
     n->n_uses = 0;
-    n->uses_told = false;
+    n->uses_told = n->slowed_told = false;
 }
 
 size_t seat_leases(const struct seat *s, struct lease **out, size_t cap)
@@ -94,4 +94,18 @@ void uses_take(struct node *n, const Fl__Beat *b)
         if (u->known)
             note_elsewhere(n, u);
     }
+}
+
+void slowed_take(struct node *n, const Fl__Beat *b)
+{
+    n->slowed_told = b->has_slowed_told && b->slowed_told;
+    n->slowed = 0;
+    for (size_t i = 0; n->slowed_told && i < b->n_slowed; i++)
+        if (b->slowed[i] < 64) /* a daemon looks at no more */
+            n->slowed |= 1ull << b->slowed[i];
+}
+
+bool device_slowed(const struct node *n, uint32_t device)
+{
+    return n->slowed_told && device < 64 && (n->slowed >> device & 1);
 }

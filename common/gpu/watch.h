@@ -35,7 +35,7 @@ enum fl_status gpu_watch_used(struct gpu_watch *w, const char *uuid, uint64_t *u
                               struct fl_err *err);
 
 /* Whether the device was slowed by heat or by its power brake since the last call (at the first:
- * whether it is now), for clean and unclean steps. Running at the power cap is how a busy device
+ * whether it is now): its steps take longer. Running at the power cap is how a busy device
  * runs, and does not count. FL_UNSUPPORTED: not told. FL_NOT_FOUND: no such device. */
 enum fl_status gpu_watch_slowed(struct gpu_watch *w, const char *uuid, bool *slowed,
                                 struct fl_err *err);

@@ -75,11 +75,12 @@ static json_t *device_json(struct head *h, const struct node *n, uint32_t device
                                  s ? json_integer(s->rec->rank) : json_null()));
         json_array_append_new(held_by, holder_text(s, u));
     }
-    return json_pack("{s:s,s:s,s:o,s:o,s:o,s:I,s:b,s:i,s:o,s:b,s:o,s:o}", "node", n->rec->name,
+    return json_pack("{s:s,s:s,s:o,s:o,s:o,s:I,s:b,s:i,s:o,s:b,s:o,s:o,s:o}", "node", n->rec->name,
                      "id", d->id, "uuid", rest_text(d->uuid), "pci", rest_text(d->pci), "name",
                      rest_text(d->name), "memory_bytes", (json_int_t)d->memory_bytes, "logical",
                      (int)d->logical, "leases", (int)leases, "given_to", given_to, "told",
-                     (int)n->uses_told, "processes", processes, "held_by", held_by);
+                     (int)n->uses_told, "processes", processes, "held_by", held_by, "slowed",
+                     n->slowed_told ? json_boolean(device_slowed(n, device)) : json_null());
 }
 
 json_t *rest_devices_of(struct head *h, const struct node *n)

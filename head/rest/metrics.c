@@ -247,6 +247,28 @@ static void of_devices(struct head *h, struct fl_str *out, bool busy)
         }
 }
 
+static void of_slowed(struct head *h, struct fl_str *out)
+{
+    struct node *n, *tmp;
+    bool said = false;
+
+    HASH_ITER (hh, h->nodes, n, tmp)
+        for (uint32_t d = 0;
+             rest_node_alive(n) && n->slowed_told && d < n->rec->inventory->n_devices; d++) {
+            if (n->rec->inventory->devices[d]->logical)
+                continue;
+            if (!said)
+                head_line(out, "furlong_device_slowed",
+                          "Heat or the power brake slowed the device since the last beat", "gauge");
+            said = true;
+            fl_str_add(out, "furlong_device_slowed{node=\"");
+            add_label(out, n->rec->name);
+            fl_str_add(out, "\",device=\"");
+            add_label(out, n->rec->inventory->devices[d]->id);
+            fl_str_add(out, "\"} %d\n", device_slowed(n, d));
+        }
+}
+
 /* What each daemon counts, under its own names and with its node. */
 static void of_daemons(struct head *h, struct fl_str *out)
 {
@@ -385,6 +407,7 @@ void rest_metrics(void *head, struct http_req *req)
     of_components(h, &text);
     of_devices(h, &text, false);
     of_devices(h, &text, true);
+    of_slowed(h, &text);
     of_daemons(h, &text);
     of_workers(h, &text);
     if (text.cut)

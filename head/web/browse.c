@@ -304,13 +304,14 @@ static json_t *devices_of(const struct node *n)
 {
     json_t *list = json_array();
 
-    for (size_t i = 0; i < n->rec->inventory->n_devices; i++) {
+    for (uint32_t i = 0; i < n->rec->inventory->n_devices; i++) {
         const Fl__Device *d = n->rec->inventory->devices[i];
 
-        json_array_append_new(list, json_pack("{s:s,s:o,s:I,s:b,s:i,s:[]}", "id", d->id, "uuid",
-                                              rest_text(d->uuid), "memory_bytes",
+        json_array_append_new(list, json_pack("{s:s,s:o,s:I,s:b,s:b,s:i,s:[]}", "id", d->id,
+                                              "uuid", rest_text(d->uuid), "memory_bytes",
                                               (json_int_t)d->memory_bytes, "logical",
-                                              (int)d->logical, "leases", 0, "processes"));
+                                              (int)d->logical, "slowed", (int)device_slowed(n, i),
+                                              "leases", 0, "processes"));
     }
     return list;
 }

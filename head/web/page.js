@@ -103,7 +103,7 @@ function deviceItem(d) {
   const about = [d.memory_bytes ? bytes(d.memory_bytes) : null, d.logical ? "logical" : null].filter(Boolean).join(" · ");
   const uuid = d.uuid && d.uuid !== d.id ? h("p", { class: "procs uuid soft", title: plain(d.uuid) }, name(d.uuid)) : null;
   const held = d.leases && !d.processes.length ? h("p", { class: "procs soft" }, "given away, no process yet") : null;
-  return h("li", { class: d.leases || d.processes.length ? "used" : null }, h("span", { class: "id" }, "GPU ", name(d.id)), about ? h("span", { class: "soft" }, ` ${about}`) : null, uuid,
+  return h("li", { class: d.leases || d.processes.length ? "used" : null }, h("span", { class: "id" }, "GPU ", name(d.id)), about ? h("span", { class: "soft" }, ` ${about}`) : null, d.slowed ? h("span", { class: "error" }, " slowed by heat or the power brake") : null, uuid,
     d.processes.length ? h("ul", { class: "procs" }, ...d.processes.map(processItem)) : held || h("p", { class: "procs soft" }, "free"));
 }
 

@@ -564,6 +564,42 @@ static void devices_have_their_users(void **unused)
     web_end(&w);
 }
 
+/* What a daemon told of heat is a gauge and a member of the device; what it did not tell is neither yes nor no. */
+static void slowed_devices_are_shown(void **unused)
+{
+    static const char metrics[] = "GET /metrics HTTP/1.1\r\n" END "\r\n", devices[] = "GET /api/furlong/devices HTTP/1.1\r\n" END "\r\n";
+    Fl__Beat beat = FL__BEAT__INIT;
+    uint32_t hot[2] = { 1, 99 };
+    static char text[ROOM];
+    struct node *n;
+    struct web w;
+
+    (void)unused;
+    web_start_with(&w, "slowed", 2);
+    for (n = w.run.rig.head->nodes; n && n->rec->inventory->n_devices != 2; n = n->hh.next)
+        ;
+    t_true(n != NULL);
+    t_int_eq(ask(&w, metrics, NULL, text, sizeof(text)), 200);
+    t_true(!strstr(text, "furlong_device_slowed"), "nobody tells");
+    t_int_eq(ask(&w, devices, NULL, text, sizeof(text)), 200);
+    t_has(text, "\"slowed\":null");
+    beat.has_slowed_told = beat.slowed_told = true;
+    beat.slowed = hot;
+    beat.n_slowed = 2; /* the second one is not there */
+    slowed_take(n, &beat);
+    t_int_eq(ask(&w, metrics, NULL, text, sizeof(text)), 200);
+    t_has(text, "# TYPE furlong_device_slowed gauge\n");
+    t_has(text, "device=\"0\"} 0\n");
+    t_has(text, "device=\"1\"} 1\n");
+    t_int_eq(ask(&w, devices, NULL, text, sizeof(text)), 200);
+    t_has(text, "\"slowed\":true");
+    t_has(text, "\"slowed\":false");
+    slowed_take(n, &(Fl__Beat)FL__BEAT__INIT);
+    t_int_eq(ask(&w, devices, NULL, text, sizeof(text)), 200);
+    t_true(!strstr(text, "\"slowed\":true"), "a beat that says nothing of it");
+    web_end(&w);
+}
+
 static void lists_take_filters(void **unused)
 {
     static const struct {
@@ -625,6 +661,7 @@ int main(void)
         cmocka_unit_test(our_own_paths_tell_errors_as_json),
         cmocka_unit_test(rays_token_is_asked_where_it_is_on),
         cmocka_unit_test(devices_have_their_users),
+        cmocka_unit_test(slowed_devices_are_shown),
         cmocka_unit_test(lists_take_filters),
     };
 

@@ -201,11 +201,16 @@ static void a_job_has_its_processes_and_devices(void **unused)
 
 static void nodes_show_what_runs_on_their_devices(void **unused)
 {
+    struct node *n;
     struct web w;
     struct got g;
 
     (void)unused;
     start(&w, "nodes", NODES, JOBS);
+    for (n = w.head->nodes; strcmp(n->rec->name, "n0") != 0; n = n->hh.next)
+        ;
+    n->slowed_told = true;
+    n->slowed = 1u << 1;
     get(&w, "/api/furlong/browse/nodes?count=200", 200, &g);
     t_int_eq(number(g.json, "total"), NODES);
     t_str_eq(word(row(&g, "nodes", 0), "state"), "SUSPECT");
@@ -218,6 +223,8 @@ static void nodes_show_what_runs_on_their_devices(void **unused)
     t_int_eq(json_array_size(json_object_get(d0, "processes")), 2);
     t_int_eq(json_array_size(json_object_get(d1, "processes")), 1);
     t_int_eq(number(d0, "leases"), 1);
+    t_true(json_is_false(json_object_get(d0, "slowed")) &&
+           json_is_true(json_object_get(d1, "slowed")));
     t_str_eq(word(json_array_get(json_object_get(d1, "processes"), 0), "role"), "rollout");
     t_int_eq(json_array_size(json_object_get(row(&g, "nodes", 2), "others")), 0);
     t_int_eq(json_array_size(json_object_get(row(&g, "nodes", 3), "others")), 1);

@@ -60,6 +60,9 @@ static void on_beat(void *service, struct call_req *req, const struct wire_msg *
 
     (void)req;
     b->beats++;
+    b->slowed_told = beat && beat->slowed_told;
+    b->n_slowed = b->slowed_told ? beat->n_slowed : 0;
+    b->slowed = b->n_slowed ? beat->slowed[0] : 0;
     if (beat && beat->uses_told) {
         Fl__Beat *was = b->uses;
 

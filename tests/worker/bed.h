@@ -29,6 +29,9 @@ struct bed { /* the head that is played, the daemon, and what was heard */
     Fl__JoinRequest *join; /* the last one */
     struct fl_node_ref from;
     Fl__Beat *uses; /* the last beat that told who has devices open */
+    bool slowed_told; /* of the last beat */
+    size_t n_slowed;
+    uint32_t slowed;
     unsigned joins, beats, changes, leaves, relays;
     bool fence_next;
     struct fl_err refuse_join; /* status FL_OK: none */

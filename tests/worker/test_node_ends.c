@@ -106,6 +106,35 @@ static void holders_of_a_device(void **state)
     unsetenv("FAKE_NVML_PROCS");
 }
 
+/* A box that throttles says so while it does, and not when it has cooled down. */
+static void a_slowed_device_is_told(void **state)
+{
+    char hot[300];
+    struct bed b;
+
+    (void)state;
+    snprintf(hot, sizeof(hot), "%s", t_path("hot"));
+    setenv("FAKE_NVML_HOT", hot, 1);
+    bed_init(&b);
+    b.cfg.nvml = fake_nvml;
+    node_up(&b);
+    t_until(b.loop, b.slowed_told, WAIT_MS);
+    t_int_eq(b.n_slowed, 0, "the power cap slows nobody");
+    say_used(hot, "");
+    t_until(b.loop, b.n_slowed == 1, WAIT_MS);
+    t_int_eq(b.slowed, 1);
+    t_int_eq(unlink(hot), 0);
+    t_until(b.loop, b.slowed_told && b.n_slowed == 0, WAIT_MS);
+    bed_fini(&b);
+    unsetenv("FAKE_NVML_HOT");
+    bed_init(&b);
+    b.cfg.nvml = fake_nvml;
+    node_up(&b);
+    t_until(b.loop, b.beats > 3, WAIT_MS);
+    t_true(!b.slowed_told, "a driver that does not say");
+    bed_fini(&b);
+}
+
 static void strays_end_before_the_join(void **state)
 {
     struct bed b;
@@ -387,6 +416,7 @@ int main(int argc, char **argv)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_a_device_comes_back),
         cmocka_unit_test(holders_of_a_device),
+        cmocka_unit_test(a_slowed_device_is_told),
         cmocka_unit_test(strays_end_before_the_join),
         cmocka_unit_test(an_orderly_end_leaves_nothing),
         cmocka_unit_test(an_end_waits_for_much_output),

@@ -7,6 +7,7 @@
 #include "worker/keep/tree.h"
 
 enum { USES_MAX = 256, UP_MAX = 24 /* parents between a process and its keeper */ };
+#define SLOW_SAID_NS (600ull * 1000000000) /* heat comes and goes: a device is named so often */
 
 struct use {
     uint32_t device;
@@ -22,6 +23,11 @@ struct told { /* plain, so that two of them compare */
     int sm_pct;
     bool known;
 };
+struct slowed { /* by heat, or by the power brake */
+    bool told;
+    uint32_t device[NODE_DEVICES_SEEN];
+    size_t n;
+};
 struct holders {
     struct node *node;
     struct fl_work work;
@@ -32,10 +38,13 @@ struct holders {
     char uuid[NODE_DEVICES_SEEN][48];
     size_t n_devices, n_found;
     struct use found[USES_MAX];
+    struct slowed slow_found;
     struct fl_err err;
     /* the loop's */
     struct told now[USES_MAX];
     size_t n_now;
+    struct slowed slow;
+    uint64_t slow_said_ns[NODE_DEVICES_SEEN];
     Fl__DeviceUse use[USES_MAX], *list[USES_MAX];
     Fl__SeatRef ref[USES_MAX];
 };
@@ -51,6 +60,22 @@ static void climb(struct use *u)
         u->up[n] = 0;
 }
 
+static void look_slowed(struct holders *h)
+{
+    struct slowed *s = &h->slow_found;
+
+    *s = (struct slowed){ 0 };
+    for (size_t i = 0; i < h->n_devices; i++) {
+        bool slowed = false;
+
+        if (!h->uuid[i][0] || gpu_watch_slowed(h->watch, h->uuid[i], &slowed, NULL) != FL_OK)
+            continue;
+        s->told = true;
+        if (slowed)
+            s->device[s->n++] = (uint32_t)i;
+    }
+}
+
 static void look(struct fl_work *w) /* pool thread */
 {
     struct holders *h = container_of(w, struct holders, work);
@@ -58,6 +83,8 @@ static void look(struct fl_work *w) /* pool thread */
 
     h->n_found = 0;
     h->err.status = h->watch ? FL_OK : gpu_watch_open(h->lib, &h->watch, &h->err);
+    if (h->err.status == FL_OK)
+        look_slowed(h);
     for (size_t i = 0; i < h->n_devices && h->err.status == FL_OK; i++) {
         size_t n = USES_MAX - h->n_found;
 
@@ -94,6 +121,21 @@ static int by_place(const void *a, const void *b)
                                   : (x->pid > y->pid) - (x->pid < y->pid);
 }
 
+static void say_slowed(struct holders *h)
+{
+    uint64_t now = fl_loop_now_ns(h->node->loop);
+
+    for (size_t i = 0; i < h->slow.n; i++) {
+        uint32_t d = h->slow.device[i];
+
+        if (h->slow_said_ns[d] && now - h->slow_said_ns[d] < SLOW_SAID_NS)
+            continue;
+        h->slow_said_ns[d] = now;
+        fl_warn("device is slowed by heat or by the power brake: steps take longer device=%s",
+                h->uuid[d]);
+    }
+}
+
 static void looked(struct fl_work *w, enum fl_status st)
 {
     struct holders *h = container_of(w, struct holders, work);
@@ -106,6 +148,8 @@ static void looked(struct fl_work *w, enum fl_status st)
         free(h);
         return;
     }
+    h->slow = st == FL_OK ? h->slow_found : (struct slowed){ 0 };
+    say_slowed(h);
     if (st == FL_OK)
         st = h->err.status;
     if (st != FL_OK) {
@@ -180,6 +224,11 @@ void node_holders_anew(struct holders *h)
 
 void node_holders_fill(struct holders *h, Fl__Beat *m)
 {
+    if (h && h->slow.told) {
+        m->has_slowed_told = m->slowed_told = true;
+        m->slowed = h->slow.device;
+        m->n_slowed = h->slow.n;
+    }
     if (!h || !h->changed)
         return;
     h->changed = false;
