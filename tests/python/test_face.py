@@ -1,4 +1,5 @@
 """The face as programs use it: a driver in this process, under the rig's daemon, and real workers (worker.py)."""
+import array
 import contextlib
 import gc
 import io
@@ -460,6 +461,27 @@ def test_the_run_is_left_under_a_begin():
         t.ask_all("stuck", {"version": 2}, budget=20)  # the engines have ended, and who coordinates them
         wait_for("it ends", lambda: t.member(0)["state"] == "ended")
         assert t.member(0)["why"] == "exit code 0", t.member(0)
+
+
+def test_a_train_that_fails_leaves_a_trainer_that_loads():
+    """The built-in one, whose second write fails."""
+    layout = run.place({"trainer": 1, "rollout": 1})
+    g = layout.launch("trainer", [os.path.join(os.environ["FURLONG_BIN_DIR"], "furlong-trainer"), "--alphabet=616263", "--vocab-size=4"],
+                      {"FAKE_WORLD": "1", "FURLONG_FAULT": "trainer.write:2=fail"}, start=60 * SLOW)
+    ints = lambda name, *x: (name, memoryview(array.array("i", x)))
+    floats = lambda name, *x: (name, memoryview(array.array("f", x)))
+    batch = furlong.blob.write(dict([ints("tokens", 1, 2, 3, 3, 2, 1), ints("lengths", 3, 3), ints("prompt_lengths", 1, 1),
+                                     floats("logprobs", *[0.0] * 6), floats("advantages", 1.0, -1.0)]))
+    ask = lambda what, body, blob=None: run.ask("trainer", 0, what, body, blob, budget=30 * SLOW).json()
+    train = lambda v: ask("train", {"step": v - 1, "version": v, "epochs": 1}, batch)
+    assert train(1)["version"] == 1
+    raises(furlong.Unreachable, "write weights of version 2", lambda: train(2))
+    for what, body in ("train", {"step": 1, "version": 2}), ("save", {"dir": "/nowhere", "step": 1}):
+        raises(furlong.Invalid, "cut short while it wrote", lambda: ask(what, body, batch))
+    assert ask("state", {})["version"] == 1
+    assert ask("load", {"dir": ""}) == {"step": 0, "version": 0}
+    assert train(1)["version"] == 1
+    g.end()
 
 
 def test_no_time_left_is_not_no_limit():

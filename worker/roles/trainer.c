@@ -31,6 +31,7 @@ static enum fl_status begin(struct trainer *t, uint64_t version, uint32_t budget
     if (FL_FAULT("trainer.begin"))
         return fl_fail_errno(err, "begin of version %ju", (uintmax_t)version);
     FL_TRY(furlong_weights_begin(t->weights, version, budget_ms ? budget_ms : BEGIN_MS, err));
+    t->begun = true;
     point_last(t);
     point_next(t);
     for (uint32_t i = 0; i < t->layout->n; i++)
@@ -44,9 +45,30 @@ static enum fl_status publish(struct trainer *t, uint64_t version, struct fl_err
     if (FL_FAULT("trainer.publish"))
         return fl_fail_errno(err, "publish version %ju", (uintmax_t)version);
     FL_TRY(furlong_weights_publish(t->weights, version, err));
+    t->begun = t->torn = false;
     t->state.version = version;
     point_last(t);
     return FL_OK;
+}
+
+/* What a call that failed has begun. The optimizer, and with one slot the weights, may have taken
+ * half a step: another one from there would be wrong in silence. */
+static void take_back(struct trainer *t)
+{
+    if (!t->begun)
+        return;
+    t->begun = false;
+    t->torn = true;
+    (void)furlong_weights_abandon(t->weights, NULL); /* begun, by the one thread there is */
+}
+
+static enum fl_status is_whole(const struct trainer *t, const char *what, struct fl_err *err)
+{
+    return t->torn ? fl_fail(err, FL_INVALID,
+                             "%s: the last train or load was cut short while it wrote; load a "
+                             "checkpoint",
+                             what)
+                   : FL_OK;
 }
 
 /* ---- train ----------------------------------------------------------------------------------- */
@@ -150,8 +172,10 @@ static enum fl_status on_train(struct trainer *t, const struct furlong_event *ev
                                struct fl_err *err)
 {
     struct train_call c = { 0 };
-    enum fl_status st = train_read(ev, &c, err);
+    enum fl_status st = is_whole(t, "train", err);
 
+    if (st == FL_OK)
+        st = train_read(ev, &c, err);
     if (st == FL_OK)
         st = train_all(t, &c, err);
     if (st == FL_OK) {
@@ -195,6 +219,7 @@ static enum fl_status on_save(struct trainer *t, const struct furlong_event *ev,
     uint64_t bytes = 0;
     double from = role_now_s();
 
+    FL_TRY(is_whole(t, "save", err));
     FL_TRY(dir_of(ev, dir, err));
     if (t->seat->rank == 0) {
         snprintf(folder, sizeof(folder), "%s", dir);
@@ -306,10 +331,12 @@ static void serve_call(struct trainer *t, const struct furlong_event *ev)
         st = methods[i].serve(t, ev, &answer, &err);
     else
         st = fl_fail(&err, FL_UNSUPPORTED, "the trainer has no call '%.40s'", ev->method);
-    if (st == FL_OK)
+    if (st == FL_OK) {
         role_reply(ev->call, answer, NULL, 0);
-    else
+    } else {
+        take_back(t);
         role_refuse(ev->call, st, &err);
+    }
 }
 
 static void serve_offload(struct trainer *t, const struct furlong_event *ev)

@@ -21,6 +21,7 @@ struct trainer {
     float *m, *v;
     struct ckpt_state state;
     struct ckpt_lock *lock;
+    bool begun, torn; /* torn: a call failed while it wrote; load() makes it whole */
     char *last_answer; /* of train: a driver that came back asks for it */
 };
 enum fl_status trainer_run(struct trainer *t, struct fl_err *err); /* until told to stop */
