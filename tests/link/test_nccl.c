@@ -587,7 +587,7 @@ static void who_is_reached(void **state)
     place_of(1, &b);
     t_true(link_nccl.reaches(&a, &b, &err), "%s", err.text);
     t_int_eq(a.nccl_version, 22809);
-    t_has(a.nccl_env, "NCCL_NVLS_ENABLE=0");
+    t_has(a.nccl_env, "NCCL_NVLS_ENABLE=0"); /* whatever it was */
     for (size_t i = 0; i < FL_LEN(rows); i++) {
         struct link_place bent = b;
 

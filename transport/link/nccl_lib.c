@@ -48,15 +48,23 @@ static enum fl_status look_up(void *lib, struct fl_err *err)
     return FL_OK;
 }
 
-/* Said and not mended: threads of the program read the environment at any time, and NCCL has looked
- * at this name once and for all when the program used it first. */
-static void look_at_multicast(void)
+/* Multicast over NVLink can put the host's devices out of service, and wins nothing for a
+ * broadcast. The daemon turns it off before there is a process; where the job has turned it on the
+ * value is changed in place, as threads of the program may be reading it: setenv() would move it.
+ */
+static void multicast_off(void)
 {
-    const char *is = getenv("NCCL_NVLS_ENABLE");
+    char *is = getenv("NCCL_NVLS_ENABLE");
 
-    if (!is || strcmp(is, "0") != 0)
-        fl_info("NVLink multicast is left to NCCL, no update needs it NCCL_NVLS_ENABLE=%s",
-                is ? is : "");
+    if (is && strcmp(is, "0") == 0)
+        return;
+    if (!is || !*is) { /* no daemon started this process */
+        (void)setenv("NCCL_NVLS_ENABLE", "0", 1);
+        return;
+    }
+    fl_warn("NVLink multicast is turned off: NCCL_NVLS_ENABLE was %s", is);
+    is[1] = '\0';
+    is[0] = '0';
 }
 
 static void load(void)
@@ -64,6 +72,7 @@ static void load(void)
     const char *path = getenv("FURLONG_NCCL");
     void *lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD); /* two in one process do not mix */
 
+    multicast_off();
     if (!lib && path && *path)
         lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     else if (!lib)
@@ -72,8 +81,6 @@ static void load(void)
         fl_fail(&load_err, FL_UNSUPPORTED, "no NCCL: %s", dlerror());
     else
         load_err.status = look_up(lib, &load_err);
-    if (load_err.status == FL_OK)
-        look_at_multicast();
 }
 
 enum fl_status nccl_load(const struct nccl_api **out, struct fl_err *err)
