@@ -268,8 +268,7 @@ static struct node *node_of_driver(struct head *h, struct job *j)
             continue;
         int rank = 1 + 2 * (strcmp(n->rec->boot_id, h->boot_id) == 0) +
                    (strcmp(n->rec->address, h->node_ip) == 0);
-        if (rank > best_rank ||
-            (rank == best_rank && strcmp(n->rec->name, best->rec->name) < 0)) {
+        if (rank > best_rank || (rank == best_rank && strcmp(n->rec->name, best->rec->name) < 0)) {
             best = n;
             best_rank = rank;
         }
@@ -721,8 +720,11 @@ void members_fill(struct head *h, const struct seat *s, Fl__Where *w, Fl__SeatRe
     w->state = s->rec->state == FL__SEAT_STATE__SEAT_CLOSED              ? MEMBER_ENDED
                : s->rec->state == FL__SEAT_STATE__SEAT_LIVE && s->joined ? MEMBER_LIVE
                                                                          : MEMBER_STARTING;
-    if (s->rec->exit)
+    if (s->rec->exit) {
         w->why = s->rec->exit->why;
+        w->has_exit_code = s->rec->exit->cause == EXIT_EXITED;
+        w->exit_code = (uint32_t)s->rec->exit->code;
+    }
     w->has_unrunnable = w->unrunnable = w->state == MEMBER_ENDED && s->rec->unrunnable;
     if (!n)
         return;

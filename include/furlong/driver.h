@@ -67,6 +67,9 @@ enum fl_status furlong_launch_start(struct furlong *f, const struct furlong_layo
                                     struct fl_err *err);
 uint32_t furlong_group_size(const struct furlong_group *g);
 void furlong_group_member(struct furlong_group *g, uint32_t i, struct furlong_member *out);
+/* The exit code of the end that furlong_member.why tells of; -1: none has ended yet, or not by itself (a signal,
+ * a stop, a node that is gone). A shell gives 128 and the signal for a program of its own that was killed. */
+int furlong_member_exit_code(struct furlong_group *g, uint32_t i);
 /* Borrowed until furlong_leave(); follows attempts. */
 struct furlong_peer *furlong_group_peer(struct furlong_group *g, uint32_t i);
 /* Wait until all are LIVE, and, once a furlong_update() into this group committed, until all hold a

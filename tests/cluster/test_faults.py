@@ -66,6 +66,36 @@ def test_one_of_two_engines_killed_the_other_commits_and_the_new_one_is_filled()
     whole_run_with("xfer.bucket:40=kill", MANY_BUCKETS, "--rollout-num-gpus=2", words=["rollout", "signal 9"])
 
 
+def test_a_trainer_that_ends_by_itself_in_its_start():
+    """It would do so again: the run ends with its last lines, and is not tried four times. What a signal ended is."""
+    with place() as p:
+        rows = [(["--trainer-cmd=echo no such model; exit 3"], {}, ["(trainer 0 local) no such model", "trainer 0 on local: ended with exit code 3 after"]),
+                (["--trainer-cmd=exit 0"], {}, ["trainer 0 on local: ended with exit code 0 after"]),
+                ([f"--trainer-cmd=FURLONG_FAULT=client.weights:1=fail {harness.BIN}/example-trainer"], {},  # it has joined by then
+                 ["trainer 0 on local: ended with exit code 1 after"])]
+        for i, (flags, env, words) in enumerate(rows):
+            r = Run(p, *FLAGS, *flags, name=f"run{i}", env=env).go(check=2)
+            text = r.out + r.err
+            missing = [w for w in [*words, "before it had answered a call: it would do so again"] if w not in text]
+            assert not missing and "attempt 2 of" not in text, (missing, str(r))
+            assert p.left_behind() == []
+    whole_run_with("client.weights:1=kill", words=["signal 9", "it starts again as attempt 2"])
+
+
+def test_an_engine_that_ends_by_itself_in_its_start():
+    """After it has joined: its next attempt is waited for, and the trainers do not start again with it."""
+    with place() as p:
+        once = f"FURLONG_FAULT=client.weights:1=fail FURLONG_FAULT_DIR={p.root}/faults"
+        faulty(p, "")
+        run = Run(p, *FLAGS, f"--rollout-cmd={once} {harness.BIN}/example-engine", f"--trainer-cmd={harness.BIN}/example-trainer")
+        text = str(run.go())
+        assert happened(p) and "driver 0 on" not in text and "it starts again as attempt 2" in text, text
+        r = Run(p, *FLAGS, "--max-restarts=1", f"--rollout-cmd=FURLONG_FAULT=client.weights:1=fail {harness.BIN}/example-engine", name="never")
+        text = str(r.go(check=1))
+        assert text.count("rollout 0 on local: ended with exit code 1") >= 2 and "the driver is not started again: rollout 0 has used its restarts" in text, text
+        assert p.left_behind() == []
+
+
 def test_an_engine_that_fails_in_an_answer_and_lives_on():
     """An exception in a program's generate: what was asked goes to another engine, the driver and the trainers go on."""
     undisturbed()

@@ -68,6 +68,13 @@ static enum fl_status fake_joined(struct driver *d, struct fl_err *err)
     return met(d->seat, "joined", err);
 }
 
+static enum fl_status fake_not_up(struct driver *d, enum fl_status st, struct fl_err *err)
+{
+    (void)d;
+    (void)err;
+    return st;
+}
+
 static enum fl_status fake_ask(struct driver *d, enum drv_side side, const char *method, const char *body,
                                uint32_t budget_ms, json_t **first, struct fl_err *err)
 {
@@ -210,7 +217,7 @@ static void fake_finish(struct driver *d)
 }
 
 static const struct drv_ops fake_ops = {
-    fake_place,  fake_launch,  fake_joined, fake_ask,  fake_train,  fake_generate, fake_update,
+    fake_place,  fake_launch,  fake_joined, fake_not_up, fake_ask,  fake_train,  fake_generate, fake_update,
     fake_end_late, fake_restart, fake_wait, fake_record, fake_now, fake_finish,
 };
 
@@ -367,6 +374,8 @@ static void goes_on(void **state)
         { "a trainer ends after it saved", "--num-rollout 4 --save-interval 2 --colocate", "T.offload", 3, FL_UNREACHABLE,
           "T.save T.offload restart:trainer T.load T.offload E.onload_weights update E.onload_kv record generate" },
         { "an engine ends in an update", "--num-rollout 2", "update", 2, FL_UNREACHABLE, "update wait update E.resume" },
+        { "an engine ends in its start", "--num-rollout 2", "E.resume", 1, FL_UNREACHABLE,
+          "launch:trainer joined E.resume joined E.resume T.state E.pause update" },
         { "an engine is slow in an update", "--num-rollout 2", "update", 2, FL_TIMEOUT, "update end:rollout wait update E.resume",
           { [DRV_ENGINES] = FURLONG_SLOW } },
         { "a trainer hangs in an update", "--num-rollout 2", "update", 2, FL_TIMEOUT, "update end:trainer restart:trainer T.load",

@@ -12,6 +12,7 @@ struct member {
     char node[64], why[256];
     bool holds;            /* a version of the plane that ends here */
     bool unrunnable;       /* ENDED because its command could not be run */
+    int exit_code;         /* of the end that why tells of; -1: it did not end by itself */
     uint32_t late_attempt; /* that was waited for in vain; 0: none */
     bool late_answers;
     char late_why[256];

@@ -336,6 +336,21 @@ void furlong_group_member(struct furlong_group *g, uint32_t i, struct furlong_me
     pthread_mutex_unlock(&d->mu);
 }
 
+int furlong_member_exit_code(struct furlong_group *g, uint32_t i)
+{
+    struct member *m;
+    int code = -1;
+
+    if (client_here(g->d->f, NULL) != FL_OK)
+        return -1;
+    pthread_mutex_lock(&g->d->mu);
+    m = member_find(g->d, g->role, i);
+    if (m && *m->why)
+        code = m->exit_code;
+    pthread_mutex_unlock(&g->d->mu);
+    return code;
+}
+
 enum furlong_late furlong_group_late(struct furlong_group *g, uint32_t i,
                                      struct furlong_member *out)
 {

@@ -119,6 +119,7 @@ static bool member_take(struct member *m, const Fl__Where *w, struct fl_seat_ref
     m->at = at;
     m->state = w->state;
     m->unrunnable = w->unrunnable;
+    m->exit_code = w->has_exit_code ? (int)w->exit_code : -1;
     m->holds = m->holds && !over;
     (void)FL_COPY(m->node, w->node ? w->node : "");
     if (w->why && *w->why)

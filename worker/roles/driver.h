@@ -42,6 +42,8 @@ struct drv_ops {
     enum fl_status (*launch)(struct driver *d, enum drv_side side, struct fl_err *err);
     /* All that were launched have joined. The first that ends for good ends it, on either side. */
     enum fl_status (*joined)(struct driver *d, struct fl_err *err);
+    /* After a start that failed by st: FL_INVALID if a trainer ended by itself, which it would do again. */
+    enum fl_status (*not_up)(struct driver *d, enum fl_status st, struct fl_err *err);
     /* The same call to all of a side, and the sum of what they say they moved. */
     enum fl_status (*ask)(struct driver *d, enum drv_side side, const char *method, const char *body,
                           uint32_t budget_ms, json_t **first_answer, struct fl_err *err);

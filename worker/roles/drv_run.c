@@ -279,7 +279,9 @@ enum fl_status drv_run(struct driver *d, struct fl_err *err)
 
     FL_TRY(d->ops->place(d, err));
     FL_TRY(drv_steps_open(d, &whole, err));
-    FL_TRY(drv_bring_up(d, err));
+    enum fl_status st = drv_bring_up(d, err);
+    if (st != FL_OK)
+        return d->ops->not_up(d, st, err);
     FL_TRY(d->attempt > 1 ? find_place(d, whole, err) : first_place(d, err));
     FL_TRY(d->flags.is_async ? side_by_side(d, err) : in_turn(d, err));
     drv_pending_drop(d);

@@ -238,8 +238,8 @@ static enum fl_status seat_joined(struct driver *d, struct fl_err *err)
 
         all = true;
         for (unsigned side = 0; side < 2; side++) {
-            enum fl_status st = s->groups[side] ? furlong_group_wait(s->groups[side], LOOK_MS, err)
-                                                : FL_OK;
+            enum fl_status st =
+                s->groups[side] ? furlong_group_wait(s->groups[side], LOOK_MS, err) : FL_OK;
 
             all &= st == FL_OK;
             if (st != FL_OK && (st != FL_TIMEOUT || over))
@@ -251,6 +251,41 @@ static enum fl_status seat_joined(struct driver *d, struct fl_err *err)
             FL_TRY(told_init(s, (enum drv_side)side, err));
     /* a driver that came back: trainers that live may write before the first update */
     return s->groups[DRV_TRAINERS] && s->groups[DRV_ENGINES] ? plane_open(d, err) : FL_OK;
+}
+
+/* A shell's 128 and more are signals of what it ran: memory, somebody's kill. Those pass, and are
+ * tried again. */
+enum { EXIT_BY_SIGNAL = 128 };
+
+static bool ended_by_itself(struct furlong_group *g, struct furlong_member *out)
+{
+    for (uint32_t i = 0; g && i < furlong_group_size(g); i++) {
+        int code = furlong_member_exit_code(g, i);
+
+        furlong_group_member(g, i, out);
+        if (code >= 0 && code < EXIT_BY_SIGNAL)
+            return true;
+    }
+    return false;
+}
+
+/* Of engines the head starts each again, up to --max-restarts. */
+static enum fl_status seat_not_up(struct driver *d, enum fl_status st, struct fl_err *err)
+{
+    const struct drv_seat *s = d->seat;
+    struct furlong_group *g = s->groups[DRV_TRAINERS];
+    struct furlong_member m;
+
+    if (st != FL_UNREACHABLE || d->attempt > 1)
+        return st;
+    for (uint32_t waited = 0; !ended_by_itself(g, &m); waited += LOOK_MS) {
+        if (!g || waited >= DRV_CAUSE_MS) /* the call fails before its end is known */
+            return st;
+        drv_nap(LOOK_MS);
+    }
+    return fl_fail(
+        err, FL_INVALID,
+        "%s, before it had answered a call: it would do so again, its last lines say why", m.why);
 }
 
 bool drv_seat_tell(struct driver *d, enum drv_side side, uint32_t wait_ms)
@@ -456,6 +491,7 @@ const struct drv_ops drv_ops_seat = {
     .place = seat_place,
     .launch = seat_launch,
     .joined = seat_joined,
+    .not_up = seat_not_up,
     .ask = seat_ask,
     .train = drv_seat_train,
     .generate = drv_seat_generate,

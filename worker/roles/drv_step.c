@@ -1,5 +1,6 @@
 /* What a step is made of. The three columns of the design are three tables of rows; a row that the
  * flags switch off is passed over. */
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -215,6 +216,21 @@ static enum fl_status answers(struct driver *d, enum drv_side side, const char *
     return st == FL_UNSUPPORTED || st == FL_INVALID ? FL_OK : st; /* it answered */
 }
 
+/* One that ended before it answered is started again by the head, up to --max-restarts. */
+static enum fl_status engines_answer(struct driver *d, struct fl_err *err)
+{
+    enum { AGAIN_MS = 100, TRIES = 300 }; /* until its end, and then its next attempt, is known */
+
+    for (unsigned n = 1;; n++) {
+        enum fl_status st = answers(d, DRV_ENGINES, "resume", err);
+
+        if (st != FL_UNREACHABLE || n == TRIES)
+            return st;
+        (void)poll(NULL, 0, AGAIN_MS);
+        FL_TRY(d->ops->joined(d, err));
+    }
+}
+
 /* On devices of their own both sides start, and load what they load, at the same time; on shared
  * ones the engines first, which then make room. */
 enum fl_status drv_bring_up(struct driver *d, struct fl_err *err)
@@ -223,7 +239,7 @@ enum fl_status drv_bring_up(struct driver *d, struct fl_err *err)
     if (!d->flags.colocate)
         FL_TRY(d->ops->launch(d, DRV_TRAINERS, err));
     FL_TRY(d->ops->joined(d, err));
-    FL_TRY(answers(d, DRV_ENGINES, "resume", err));
+    FL_TRY(engines_answer(d, err));
     FL_TRY(rows_run(d, engines_loaded, err));
     if (d->flags.colocate) {
         FL_TRY(d->ops->launch(d, DRV_TRAINERS, err));
