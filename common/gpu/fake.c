@@ -36,16 +36,19 @@ enum fl_status gpu_fake_shape(const char *word, struct fl_err *err)
 {
     const char *bytes = getenv("FURLONG_GPU_FAKE_BYTES"), *rest = word + strlen("fake");
     int64_t n = 1;
+    enum fl_status st = FL_OK;
 
-    if (strncmp(word, "fake", 4) != 0 || (*rest && *rest != ':'))
+    shape.gb10 = strcmp(word, "fake:gb10") == 0;
+    if (strncmp(word, "fake", 4) != 0 || (*rest && *rest != ':') ||
+        (*rest && !shape.gb10 && fl_parse_i64(rest + 1, 1, GPU_MAX, &n, NULL) != FL_OK))
         return fl_fail(err, FL_INVALID,
-                       "FURLONG_GPU=%.40s: cuda, none, host, fake, fake:N or fake:gb10 is wanted",
-                       word);
-    shape.gb10 = strcmp(rest, ":gb10") == 0;
-    if (*rest && !shape.gb10)
-        FL_TRY(fl_parse_i64(rest + 1, 1, GPU_MAX, &n, err));
+                       "FURLONG_GPU=%.40s: cuda, none, host, fake, fake:N (1 to %d devices) or "
+                       "fake:gb10 is wanted",
+                       word, GPU_MAX);
     shape.n = (size_t)n;
-    return bytes && *bytes ? fl_parse_bytes(bytes, UINT64_MAX / 2, &shape.bytes, err) : FL_OK;
+    if (bytes && *bytes)
+        st = fl_parse_bytes(bytes, UINT64_MAX / 2, &shape.bytes, err);
+    return st == FL_OK ? FL_OK : fl_wrap(err, st, "FURLONG_GPU_FAKE_BYTES");
 }
 
 struct gpu_info fake_describe(size_t device)

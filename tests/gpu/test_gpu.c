@@ -227,7 +227,12 @@ static void memory_that_is_not_there_is_refused(void **state)
 static void words_that_are_no_table_are_refused(void **state)
 {
     (void)state;
-    t_int_eq(two_end(two_start("bad-word", &(int){ -1 }), -1), REFUSED << 8);
+    static const char *const modes[] = { "bad-word fakes", "bad-word fake:gb10:4",
+                                         "bad-word fake:0", "bad-word fake:many",
+                                         "bad-word fake:" };
+
+    for (size_t i = 0; i < sizeof(modes) / sizeof(*modes); i++)
+        t_int_eq(two_end(two_start(modes[i], &(int){ -1 }), -1), REFUSED << 8);
 }
 
 /* ==== two processes ==== */
@@ -528,9 +533,12 @@ static int second(const char *mode)
     uint64_t addr;
     int fd;
 
-    if (strcmp(mode, "bad-word") == 0) {
-        setenv("FURLONG_GPU", "fakes", 1);
-        return gpu_pick(&gpu, &err) == FL_INVALID && strstr(err.text, "fakes") ? REFUSED : WRONG;
+    if (strncmp(mode, "bad-word ", 9) == 0) {
+        char said[64];
+
+        snprintf(said, sizeof(said), "FURLONG_GPU=%s: cuda, none", mode + 9);
+        setenv("FURLONG_GPU", mode + 9, 1);
+        return gpu_pick(&gpu, &err) == FL_INVALID && strstr(err.text, said) ? REFUSED : WRONG;
     }
     d = dev_open();
     if (strcmp(mode, "give") == 0) {
@@ -649,7 +657,7 @@ int main(int argc, char **argv)
     size_t n = GPU_MAX;
     bool is_second = argc == 3 && strcmp(argv[1], "--second") == 0;
 
-    if (is_second && strcmp(argv[2], "bad-word") == 0)
+    if (is_second && strncmp(argv[2], "bad-word ", 9) == 0)
         return second(argv[2]);
     if (gpu_pick(&gpu, &err) != FL_OK || (gpu->list(all, &n, &err) != FL_OK && gpu != &gpu_cuda)) {
         fprintf(stderr, "%s\n", err.text);
