@@ -398,16 +398,20 @@ def test_a_forked_child_has_no_seat():
     sent, got = os.pipe()
     pid = os.fork()
     if pid == 0:
-        try:
-            run.ask("rollout", 0, "who", budget=1)
-            said = "taken"
-        except furlong.Unsupported as e:
-            said = str(e)
+        said = ""
+        for do in (lambda: run.ask("rollout", 0, "who", budget=1), lambda: run.metric("loss", 1.0), lambda: run.progress(1, 2),
+                   lambda: run.next(wait=0), lambda: run.arena.empty(4), lambda: run.step_record({})):
+            try:
+                do()
+                said += "taken\n"
+            except furlong.Unsupported as e:
+                said += f"{e}\n"
         os.write(got, said.encode())
         os._exit(0)
     os.close(got)
     with os.fdopen(sent) as f:
-        assert "forked child" in f.read()
+        said = f.read().splitlines()
+    assert len(said) == 6 and all("forked child" in x for x in said), said
     assert os.waitpid(pid, 0)[1] == 0
     with workers("serve"):
         assert run.ask("rollout", 0, "who", budget=10).json()["rank"] == 0

@@ -13,6 +13,12 @@ bool run_enter(struct py_run *r)
         core_fail(FL_CANCELLED, "the run has been left");
         return false;
     }
+    if (r->pid != getpid()) { /* the library's calls that return nothing would do nothing */
+        core_fail(FL_UNSUPPORTED,
+                  "process %d is a forked child of the one that joined: exec instead, or do it there",
+                  (int)getpid());
+        return false;
+    }
     r->busy++;
     return true;
 }
