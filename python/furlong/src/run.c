@@ -15,7 +15,7 @@ bool run_enter(struct py_run *r)
     }
     if (r->pid != getpid()) { /* the library's calls that return nothing would do nothing */
         core_fail(FL_UNSUPPORTED,
-                  "process %d is a forked child of the one that joined: exec instead, or do it there",
+                  "process %d is a forked child of the one that joined: exec instead",
                   (int)getpid());
         return false;
     }
