@@ -358,6 +358,70 @@ static void who_sets_the_pace(void **state)
     fl_loop_destroy(loop);
 }
 
+enum { SETS = 2 };
+static unsigned n_quiet;
+
+static void on_quiet(struct delta_writer *d)
+{
+    (void)d;
+    n_quiet++;
+}
+
+/* Two sets of one process: what is done behind the updates of both leaves a thread for what they
+ * write. */
+static void bases_of_two_sets(void **state)
+{
+    static const char *const roots[SETS] = { "set-0", "set-1" };
+    struct fl_work works[POOL] = { { .work = blocks, .done = unblocked },
+                                   { .work = blocks, .done = unblocked } };
+    struct xfer_tensor t = { .name = "w", .dtype = FL_F32, .ndim = 1, .shape = { 4 } };
+    struct xfer_piece piece = { .box = xfer_box_whole(&t) };
+    struct xfer_manifest have = { .tensors = &t, .pieces = &piece, .n_tensors = 1, .n_pieces = 1 };
+    float bytes[4] = { 0 };
+    struct link_mem mem = { .addr = bytes, .bytes = sizeof(bytes) };
+    struct fl_seat_ref who = { .attempt = 1 };
+    struct delta_writer d[SETS];
+    struct fl_loop *loop;
+    unsigned was = n_written, at = atomic_load(&at_gate);
+    char path[FL_PATH_MAX];
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &loop, NULL), NULL);
+    for (unsigned i = 0; i < SETS; i++) {
+        delta_writer_init(&d[i], &have, &who, on_written, on_quiet);
+        d[i].most_versions = 3;
+        for (uint64_t v = 1; v <= 4; v++) {
+            bytes[0] = (float)v;
+            delta_writer_start(&d[i], loop, t_path(roots[i]), v, false, &mem);
+            t_until(loop, n_written == was + 1, 10000);
+            was++;
+        }
+    }
+    pthread_mutex_lock(&gate);
+    for (unsigned i = 0; i < POOL; i++)
+        fl_work_start(loop, &works[i]);
+    t_until(loop, atomic_load(&at_gate) == at + POOL, 10000);
+    for (unsigned i = 0; i < SETS; i++)
+        delta_writer_over(&d[i]);
+    t_true(delta_writer_busy(&d[0]), "a base is due");
+    for (unsigned i = 0; i < SETS; i++) {
+        bytes[0] = 5;
+        delta_writer_start(&d[i], loop, t_path(roots[i]), 5, false, &mem);
+    }
+    pthread_mutex_unlock(&gate);
+    t_until(loop, n_written == was + SETS, 10000);
+    for (unsigned i = 0; i < SETS; i++) {
+        delta_writer_over(&d[i]);
+        t_until(loop, !delta_writer_busy(&d[i]), 10000);
+        delta_writer_over(&d[i]);
+        t_until(loop, !delta_writer_busy(&d[i]), 10000);
+        t_ok(fl_path(path, NULL, "%s/base_v%06" PRId64, d[i].dir, d[i].base), NULL);
+        t_true(access(path, F_OK) == 0, "%s", path);
+        delta_writer_fini(&d[i]);
+    }
+    fl_loop_destroy(loop);
+}
+
 static bool version_is_written_now(struct rig *r)
 {
     return rig_source(r, 0)->src->give.writing;
@@ -399,6 +463,7 @@ int main(void)
         cmocka_unit_test(a_chain_that_is_damaged_behind_its_writer),
         cmocka_unit_test(a_base_makes_way_for_an_update),
         cmocka_unit_test(who_sets_the_pace),
+        cmocka_unit_test(bases_of_two_sets),
         cmocka_unit_test(a_trainer_that_ends),
     };
 

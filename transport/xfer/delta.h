@@ -13,7 +13,7 @@
 enum { DELTA_MOST_VERSIONS = 500, /* after a base: a late engine opens them all */
        DELTA_RETRY_VERSIONS = 16, /* after a base that could not be made */
        DELTA_QUIET_VERSIONS = 2 };
-struct delta_tidy { /* one at a time */
+struct delta_tidy { /* one at a time, in a process */
     struct fl_work w;
     atomic_int pace; /* enum delta_pace */
     char dir[320];

@@ -69,6 +69,10 @@ enum fl_status delta_drop_older(const char *dir,
 
 /* ---- the work ---- */
 
+/* Of all writers of a process: one that holds for an update has a thread of the pool, and the next
+ * one would have the last. Who is due meanwhile begins after its own next update. */
+static atomic_flag one_is_busy = ATOMIC_FLAG_INIT;
+
 static void tidy_work(struct fl_work *w)
 {
     struct delta_tidy *t = container_of(w, struct delta_tidy, w);
@@ -113,6 +117,7 @@ static void tidy_done(struct fl_work *w, enum fl_status st)
     struct delta_tidy *t = container_of(w, struct delta_tidy, w);
     struct delta_writer *d = container_of(t, struct delta_writer, tidy);
 
+    atomic_flag_clear(&one_is_busy);
     if (t->removed.status != FL_OK && !d->told_removed) {
         fl_warn("weights stay in folder dir=%s why=\"%s\"", t->dir, t->removed.text);
         d->told_removed = true;
@@ -171,7 +176,8 @@ void delta_writer_over(struct delta_writer *d)
     if (delta_writer_busy(d)) {
         if (atomic_load(&d->tidy.pace) == DELTA_HOLD)
             atomic_store(&d->tidy.pace, DELTA_GO);
-    } else if (!d->stopping && (d->older_due || d->prune_due || base_is_due(d))) {
+    } else if (!d->stopping && (d->older_due || d->prune_due || base_is_due(d)) &&
+               !atomic_flag_test_and_set(&one_is_busy)) {
         begin(d);
     }
 }
