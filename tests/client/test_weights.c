@@ -96,6 +96,24 @@ static void a_version_that_is_abandoned_never_was(void **state)
     }
 }
 
+/* Of two threads that begin, the one that waits is let in, and the other is refused. */
+static void begin_of_two_threads(void **state)
+{
+    struct plane p = plane_make(1, 1, "SLOTS=1", "SLOTS=1");
+    struct fl_err err = { 0 };
+
+    (void)state;
+    plane_update(&p, 0, "share", 1);
+    for (uint64_t v = 1; v < 5; v++) {
+        t_ok(furlong_ask_all(p.trainers, "twice", &(struct furlong_data){ &v, 8, NULL, 0 }, 20000,
+                             NULL, &err),
+             &err);
+        plane_update(&p, v, "share", 1);
+        plane_serves(&p, 0, (long long)v);
+    }
+    plane_end(&p);
+}
+
 /* ---- on devices ------------------------------------------------------------------------------ */
 static void says(struct plane *p, const char *what)
 {
@@ -703,6 +721,7 @@ int main(int argc, char **argv)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mode_brings_the_bytes),
         cmocka_unit_test(a_version_that_is_abandoned_never_was),
+        cmocka_unit_test(begin_of_two_threads),
         cmocka_unit_test(p84_an_engine_says_why_it_serves_nothing),
         cmocka_unit_test(a_set_is_dropped_under_its_commit),
         cmocka_unit_test(a_set_is_dropped_before_it_lets_the_engine_go),

@@ -1,6 +1,7 @@
 #include "tests/client/weights_roles.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -152,6 +153,47 @@ static bool lies(struct furlong_tensor *t)
     return how != NULL;
 }
 
+struct beginning {
+    pthread_t thread;
+    struct furlong_weights *w;
+    uint64_t version;
+    pthread_barrier_t *at_once;
+    enum fl_status st;
+};
+
+static void *begins(void *arg)
+{
+    struct beginning *b = arg;
+
+    (void)pthread_barrier_wait(b->at_once);
+    b->st = furlong_weights_begin(b->w, b->version, 20000, NULL);
+    return NULL;
+}
+
+/* Two threads, one of which is let in. */
+static enum fl_status begin_twice(struct furlong_weights *w, uint64_t version, struct fl_err *err)
+{
+    pthread_barrier_t at_once;
+    struct beginning b[2] = { { .w = w, .version = version, .at_once = &at_once },
+                              { .w = w, .version = version, .at_once = &at_once } };
+    unsigned in = 0, refused = 0;
+
+    if (pthread_barrier_init(&at_once, NULL, FL_LEN(b)) != 0)
+        abort();
+    for (unsigned i = 0; i < FL_LEN(b); i++)
+        if (pthread_create(&b[i].thread, NULL, begins, &b[i]) != 0)
+            abort();
+    for (unsigned i = 0; i < FL_LEN(b); i++) {
+        pthread_join(b[i].thread, NULL);
+        in += b[i].st == FL_OK;
+        refused += b[i].st == FL_INVALID;
+    }
+    pthread_barrier_destroy(&at_once);
+    return in == 1 && refused == 1
+               ? FL_OK
+               : fl_fail(err, FL_INTERNAL, "%u are let in, %u are refused", in, refused);
+}
+
 static int trainer_serve(struct furlong *f, struct furlong_weights *w,
                          const struct furlong_tensor *t)
 {
@@ -170,7 +212,9 @@ static int trainer_serve(struct furlong *f, struct furlong_weights *w,
             continue;
         }
         memcpy(&version, ev.body, sizeof(version));
-        if (furlong_weights_begin(w, version, ev.budget_ms, &err) != FL_OK) {
+        if ((strcmp(ev.method, "twice") == 0
+                 ? begin_twice(w, version, &err)
+                 : furlong_weights_begin(w, version, ev.budget_ms, &err)) != FL_OK) {
             furlong_refuse(ev.call, &err);
             continue;
         }

@@ -192,6 +192,11 @@ static void source_begin(struct client_sync *s)
 
     if (m->budget_ms && m->budget_ms != FURLONG_FOREVER)
         due = fl_loop_now_ns(w->f->loop) + (uint64_t)m->budget_ms * 1000000;
+    if (w->waiting) { /* another thread's, or one that Ctrl-C gave up: it is not ours to end */
+        fl_fail(&err, FL_INVALID, "begin or publish is under way");
+        client_sync_end(s, FL_INVALID, &err);
+        return;
+    }
     w->waiting = s;
     w->wait.done = source_done;
     if (m->publish)
