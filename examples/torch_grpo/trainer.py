@@ -254,6 +254,7 @@ class Trainer:
             torch.cuda.empty_cache()
 
     def state(self, ev):
+        self.whole("state")
         return {"step": self.step, "version": self.version, "last": self.last}
 
     def serve(self):

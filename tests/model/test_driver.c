@@ -450,11 +450,13 @@ static void comes_back(void **state)
         uint64_t trainer_step; /* where they stand; four steps are on record */
         bool pending;
         const char *then;
+        const char *refuses; /* when it is asked the second time */
     } rows[] = {
         { "between two steps", 4, false, "T.state E.pause update E.resume generate train E.pause update E.resume record generate" },
         { "trained, not recorded", 5, true, "T.state E.pause update E.resume record generate train" },
         { "trained, nothing pending", 5, false, "T.state restart:trainer T.load E.pause update E.resume generate" },
         { "the trainers are new", 0, false, "T.state restart:trainer T.load E.pause update E.resume generate" },
+        { "a train was cut short", 4, false, "T.state restart:trainer T.load E.pause update E.resume generate", "T.state" },
     };
     struct fl_err err;
 
@@ -477,6 +479,9 @@ static void comes_back(void **state)
         }
         r = rig_up("--num-rollout 7 --save-interval 2", 2);
         r->f.state_step = r->f.state_version = rows[i].trainer_step;
+        r->f.fail = rows[i].refuses;
+        r->f.fail_at = 2;
+        r->f.fail_with = FL_INVALID;
         t_ok(drv_run(&r->d, &err), &err);
         t_has(r->f.log, rows[i].then);
         t_int_eq(records(&version), 7, "%s", rows[i].name);

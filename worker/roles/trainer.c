@@ -301,7 +301,7 @@ static enum fl_status on_state(struct trainer *t, const struct furlong_event *ev
                                struct fl_err *err)
 {
     (void)ev;
-    (void)err;
+    FL_TRY(is_whole(t, "state", err));
     *answer = json_pack("{s:I, s:I, s:o}", "step", (json_int_t)t->state.step, "version",
                         (json_int_t)t->state.version, "last",
                         t->last_answer ? json_loads(t->last_answer, 0, NULL) : json_null());
