@@ -11,6 +11,8 @@
 #include "tests/xfer/epoch_rig.h"
 #include "transport/xfer/source_priv.h"
 
+#define OURS "0100000070ada1" /* the trainer and "policy" */
+
 struct tree { /* what lies in a folder, and below */
     unsigned folders;
     uint64_t bytes;
@@ -170,8 +172,9 @@ static void a_trainer_that_starts_again(void **state)
     rig_init(&r, &o);
     bring(&r, 1);
     bring(&r, 2);
-    for (unsigned i = 0; i < 3; i++) {
-        static const char *const theirs[] = { "01000000-1", "01000000-01-0", "02000000-1-0" };
+    for (unsigned i = 0; i < 4; i++) {
+        static const char *const theirs[] = { OURS "-1", OURS "-01-0", "0200000070ada1-1-0",
+                                              "0100000070ada0-1-0" };
 
         t_ok(fl_path(path, NULL, "%s/%s", o.delta_dir, theirs[i]), NULL);
         t_ok(fl_mkdirs(path, NULL), NULL);
@@ -179,13 +182,14 @@ static void a_trainer_that_starts_again(void **state)
     rig_kill(rig_source(&r, 0), true);
     (void)rig_restart(rig_source(&r, 0));
     bring(&r, 3);
-    t_true(is_there(o.delta_dir, "01000000-1-0"), "whoever reads it may go on");
+    t_true(is_there(o.delta_dir, OURS "-1-0"), "whoever reads it may go on");
     t_ok(fl_path(path, NULL, "%s-0", o.local_dir), NULL);
-    t_true(!is_there(path, "01000000-1-0") && is_there(path, "01000000-2-0"), "a copy each");
+    t_true(!is_there(path, OURS "-1-0") && is_there(path, OURS "-2-0"), "a copy each");
     bring(&r, 4);
-    t_true(!is_there(o.delta_dir, "01000000-1-0"), "the second version is there");
-    t_true(is_there(o.delta_dir, "01000000-1") && is_there(o.delta_dir, "01000000-01-0") &&
-               is_there(o.delta_dir, "02000000-1-0"),
+    t_true(!is_there(o.delta_dir, OURS "-1-0"), "the second version is there");
+    t_true(is_there(o.delta_dir, OURS "-1") && is_there(o.delta_dir, OURS "-01-0") &&
+               is_there(o.delta_dir, "0200000070ada1-1-0") &&
+               is_there(o.delta_dir, "0100000070ada0-1-0"),
            "not ours");
     bring(&r, 5);
     rig_fini(&r);
@@ -246,12 +250,12 @@ static void a_chain_that_is_damaged_behind_its_writer(void **state)
          NULL);
     t_int_eq(system(line), 0);
     bring(&r, 5); /* a base is due, and cannot be made */
-    t_true(is_there(o.delta_dir, "01000000-1-0/weight_v000005"), "by a change, as before");
+    t_true(is_there(o.delta_dir, OURS "-1-0/weight_v000005"), "by a change, as before");
     loses_its_copy(&r, 0);
     bring(&r, 6);
-    t_true(is_there(o.delta_dir, "01000000-1-1/weight_v000006"), "whole, elsewhere");
+    t_true(is_there(o.delta_dir, OURS "-1-1/weight_v000006"), "whole, elsewhere");
     bring(&r, 7);
-    t_true(!is_there(o.delta_dir, "01000000-1-0"), "nobody needs it");
+    t_true(!is_there(o.delta_dir, OURS "-1-0"), "nobody needs it");
     rig_fini(&r);
 }
 
@@ -310,11 +314,11 @@ static void a_base_makes_way_for_an_update(void **state)
                                           .due_ns = UINT64_MAX });
     rig_until(&r, rig_engine(&r, 0, 0)->serving.number == 5 &&
                       rig_engine(&r, 1, 0)->serving.number == 5);
-    t_true(!is_there(o.delta_dir, "01000000-1-0/base_v000004") && base_is_made_now(&r),
+    t_true(!is_there(o.delta_dir, OURS "-1-0/base_v000004") && base_is_made_now(&r),
            "not while an update is under way");
     rig_until(&r, !r.running);
     settled(&r);
-    t_true(is_there(o.delta_dir, "01000000-1-0/base_v000004"), "it goes on after it");
+    t_true(is_there(o.delta_dir, OURS "-1-0/base_v000004"), "it goes on after it");
     bring(&r, 6);
     rig_fini(&r);
 }
@@ -339,7 +343,7 @@ static void who_sets_the_pace(void **state)
 
     (void)state;
     t_ok(fl_loop_create(NULL, &loop, NULL), NULL);
-    delta_writer_init(&d, &nothing, &who, on_written, NULL);
+    delta_writer_init(&d, &nothing, &who, "policy", on_written, NULL);
     d.tidy.w.loop = loop; /* as if */
     for (uint64_t v = 1; v <= 2; v++) {
         delta_writer_start(&d, loop, t_path("pace"), v, false, &mem);
@@ -367,11 +371,11 @@ static void on_quiet(struct delta_writer *d)
     n_quiet++;
 }
 
-/* Two sets of one process: what is done behind the updates of both leaves a thread for what they
- * write. */
+/* Two sets of one process in one folder: what is done behind the updates of both leaves a thread
+ * for what they write, and nothing of the other set goes. */
 static void bases_of_two_sets(void **state)
 {
-    static const char *const roots[SETS] = { "set-0", "set-1" };
+    static const char *const sets[SETS] = { "policy", "draft" };
     struct fl_work works[POOL] = { { .work = blocks, .done = unblocked },
                                    { .work = blocks, .done = unblocked } };
     struct xfer_tensor t = { .name = "w", .dtype = FL_F32, .ndim = 1, .shape = { 4 } };
@@ -388,11 +392,11 @@ static void bases_of_two_sets(void **state)
     (void)state;
     t_ok(fl_loop_create(NULL, &loop, NULL), NULL);
     for (unsigned i = 0; i < SETS; i++) {
-        delta_writer_init(&d[i], &have, &who, on_written, on_quiet);
+        delta_writer_init(&d[i], &have, &who, sets[i], on_written, on_quiet);
         d[i].most_versions = 3;
         for (uint64_t v = 1; v <= 4; v++) {
             bytes[0] = (float)v;
-            delta_writer_start(&d[i], loop, t_path(roots[i]), v, false, &mem);
+            delta_writer_start(&d[i], loop, t_path("sets"), v, false, &mem);
             t_until(loop, n_written == was + 1, 10000);
             was++;
         }
@@ -406,7 +410,7 @@ static void bases_of_two_sets(void **state)
     t_true(delta_writer_busy(&d[0]), "a base is due");
     for (unsigned i = 0; i < SETS; i++) {
         bytes[0] = 5;
-        delta_writer_start(&d[i], loop, t_path(roots[i]), 5, false, &mem);
+        delta_writer_start(&d[i], loop, t_path("sets"), 5, false, &mem);
     }
     pthread_mutex_unlock(&gate);
     t_until(loop, n_written == was + SETS, 10000);
@@ -417,8 +421,20 @@ static void bases_of_two_sets(void **state)
         t_until(loop, !delta_writer_busy(&d[i]), 10000);
         t_ok(fl_path(path, NULL, "%s/base_v%06" PRId64, d[i].dir, d[i].base), NULL);
         t_true(access(path, F_OK) == 0, "%s", path);
-        delta_writer_fini(&d[i]);
     }
+    delta_writer_renew(&d[0]);
+    was = n_written;
+    for (uint64_t v = 6; v <= 7; v++) {
+        delta_writer_start(&d[0], loop, t_path("sets"), v, false, &mem);
+        t_until(loop, n_written == was + 1, 10000);
+        was++;
+        delta_writer_over(&d[0]);
+        t_until(loop, !delta_writer_busy(&d[0]), 10000);
+    }
+    t_true(access(path, F_OK) == 0, "another set's: %s", path);
+    t_true(strstr(d[0].dir, "-1-1") != NULL, "%s", d[0].dir);
+    for (unsigned i = 0; i < SETS; i++)
+        delta_writer_fini(&d[i]);
     fl_loop_destroy(loop);
 }
 
@@ -448,9 +464,9 @@ static void a_trainer_that_ends(void **state)
                                               .due_ns = UINT64_MAX });
         rig_until(&r, whens[i](&r));
         rig_fini(&r);
-        t_true(is_there(o.delta_dir, "01000000-1-0/weight_v000004"), "it was written");
-        t_true(!is_there(o.delta_dir, "01000000-1-0/base_v000004.part"), "half a base is left");
-        t_true(i || !is_there(o.delta_dir, "01000000-1-0/base_v000004"), "begun after its end");
+        t_true(is_there(o.delta_dir, OURS "-1-0/weight_v000004"), "it was written");
+        t_true(!is_there(o.delta_dir, OURS "-1-0/base_v000004.part"), "half a base is left");
+        t_true(i || !is_there(o.delta_dir, OURS "-1-0/base_v000004"), "begun after its end");
     }
 }
 

@@ -396,7 +396,7 @@ static void p125_an_engine_that_was_replaced_gets_all_of_it(void **state)
     t_ok(rig_update(&r, XFER_DISK_DELTA, 4), &r.err);
     t_int_eq(r.rep.n_committed, 2);
     rig_check_all_serve(&r, 4);
-    snprintf(line, sizeof(line), "%s/01000000-1-0/weight_v000004/model.safetensors.index.json",
+    snprintf(line, sizeof(line), "%s/0100000070ada1-1-0/weight_v000004/model.safetensors.index.json",
              t_path("deltas"));
     t_ok(fl_file_read(line, 100000, &index, NULL, &err), &err);
     t_has(index, "\"base_version\": 3"); /* the others took a delta */

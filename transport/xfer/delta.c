@@ -5,13 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <xxhash.h>
 #include "common/base/fault.h"
 #include "common/base/id.h"
 #include "common/base/log.h"
 #include "common/base/str.h"
 
 void delta_writer_init(struct delta_writer *d, const struct xfer_manifest *have,
-                       const struct fl_seat_ref *who,
+                       const struct fl_seat_ref *who, const char *set,
                        void (*done)(struct delta_writer *, enum fl_status, const struct fl_err *),
                        void (*quiet)(struct delta_writer *))
 {
@@ -24,7 +25,8 @@ void delta_writer_init(struct delta_writer *d, const struct xfer_manifest *have,
                                 .most_versions = DELTA_MOST_VERSIONS,
                                 .done = done,
                                 .quiet = quiet };
-    snprintf(d->tag, sizeof(d->tag), "%s-%u", fl_short(id, &who->id), who->attempt);
+    snprintf(d->tag, sizeof(d->tag), "%s%06x-%u", fl_short(id, &who->id),
+             (unsigned)(XXH3_64bits(set, strlen(set)) & 0xffffff), who->attempt);
 }
 
 void delta_writer_renew(struct delta_writer *d)

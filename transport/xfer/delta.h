@@ -31,7 +31,7 @@ struct delta_writer {
     struct fl_loop *loop;
     const struct link_mem *mems; /* of this write */
     char root[256], dir[320];    /* dir: where the last one went */
-    char tag[32];                /* of this process: folders of two of them never mix */
+    char tag[32];                /* of this process and set: folders of two of them never mix */
     unsigned generation;         /* +1 when a number is written again with other bytes */
     char *copy;                  /* of what is on a device, while it is written */
     uint64_t *copy_at;           /* of each piece */
@@ -55,7 +55,7 @@ struct delta_writer {
     void (*quiet)(struct delta_writer *d); /* nothing is done behind the updates any more */
 };
 void delta_writer_init(struct delta_writer *d, const struct xfer_manifest *have,
-                       const struct fl_seat_ref *who,
+                       const struct fl_seat_ref *who, const char *set,
                        void (*done)(struct delta_writer *, enum fl_status, const struct fl_err *),
                        void (*quiet)(struct delta_writer *));
 void delta_writer_start(struct delta_writer *d, struct fl_loop *l, const char *root,
@@ -73,7 +73,7 @@ void delta_writer_fini(struct delta_writer *d); /* not busy */
 void delta_tidy_written(struct delta_writer *d);
 void delta_tidy_hold(struct delta_writer *d);
 void delta_tidy_elsewhere(struct delta_writer *d);
-/* Folders beside `dir` of the same process's earlier attempts and generations: drop() each. What drop() fails at
+/* Folders beside `dir` of the same process and set's earlier attempts and generations: drop() each. What drop() fails at
  * with FL_AGAIN stays without a word. */
 enum fl_status delta_drop_older(const char *dir,
                                 enum fl_status (*drop)(const char *path, struct fl_err *err),

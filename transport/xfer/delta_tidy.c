@@ -14,7 +14,7 @@
 
 /* ---- folders of those before ---- */
 
-struct owner { /* of a folder: IDSHORT-ATTEMPT-GENERATION */
+struct owner { /* of a folder: ID-ATTEMPT-GENERATION, the id of process and set */
     char id[16];
     unsigned attempt, generation;
 };

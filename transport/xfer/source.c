@@ -363,7 +363,7 @@ enum fl_status xfer_source_create(struct fl_loop *l, struct xfer_port *port,
         return st;
     }
     give_init(&s->give, port, s->me.name, s->have, &source_gives, s);
-    delta_writer_init(&s->delta, s->have, &s->me.who, give_on_written, delta_on_quiet);
+    delta_writer_init(&s->delta, s->have, &s->me.who, s->set.set, give_on_written, delta_on_quiet);
     *out = s;
     return FL_OK;
 }
