@@ -371,6 +371,28 @@ static void on_quiet(struct delta_writer *d)
     n_quiet++;
 }
 
+/* The copy to compare with could not be made: the version is there all the same. */
+static void a_version_that_is_there_is_written(void **state)
+{
+    struct xfer_manifest nothing = { 0 };
+    struct link_mem mem = { 0 };
+    struct fl_seat_ref who = { .attempt = 1 };
+    struct delta_writer d;
+    struct fl_loop *loop;
+    unsigned was = n_written;
+
+    (void)state;
+    t_ok(fl_loop_create(NULL, &loop, NULL), NULL);
+    delta_writer_init(&d, &nothing, &who, "policy", on_written, NULL);
+    for (unsigned i = 0; i < 2; i++) {
+        delta_writer_start(&d, loop, t_path("there"), 1, i > 0, &mem);
+        t_until(loop, n_written == was + i + 1, 10000);
+        d.was_version = DELTA_NO_BASE;
+    }
+    delta_writer_fini(&d);
+    fl_loop_destroy(loop);
+}
+
 /* Two sets of one process in one folder: what is done behind the updates of both leaves a thread
  * for what they write, and nothing of the other set goes. */
 static void bases_of_two_sets(void **state)
@@ -479,6 +501,7 @@ int main(void)
         cmocka_unit_test(a_chain_that_is_damaged_behind_its_writer),
         cmocka_unit_test(a_base_makes_way_for_an_update),
         cmocka_unit_test(who_sets_the_pace),
+        cmocka_unit_test(a_version_that_is_there_is_written),
         cmocka_unit_test(bases_of_two_sets),
         cmocka_unit_test(a_trainer_that_ends),
     };

@@ -123,6 +123,7 @@ static enum fl_status write_now(struct delta_writer *d, struct delta_source *src
     st = delta_write(d->dir, src, n, &o, &d->stats, err);
     if (st != FL_OK && st != FL_EXISTS)
         return st;
+    *err = (struct fl_err){ 0 }; /* by us, the last time */
     d->wrote = st == FL_OK;
     d->whole = d->was_version == DELTA_NO_BASE;
     d->last = d->version;
