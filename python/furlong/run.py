@@ -1,5 +1,6 @@
 """The seat of a process in a run, and what comes to it."""
 import atexit
+import contextlib
 import json
 import os
 import threading
@@ -173,7 +174,8 @@ class Run(_core.Run):
             ev.refuse(e)
         except BaseException as e:  # sys.exit(), Ctrl-C: on its way out of serve()
             if not ev.answered and ev.what not in _NEVER_REFUSED:
-                ev.refuse(e)
+                with contextlib.suppress(Error):  # it has left the run: that refused the call
+                    ev.refuse(e)
             raise
 
     def ask(self, role, rank, method, body=None, blob=None, budget=None, lane=0):

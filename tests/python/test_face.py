@@ -306,6 +306,9 @@ def test_where_a_handler_failed():
     ev = Asked()
     raises(SystemExit, "3", lambda: run._serve_one(lambda _: sys.exit(3), ev))
     assert isinstance(ev.refused, SystemExit)  # and is not just dropped
+    ev = Asked()
+    ev.refuse = lambda why: fail(furlong.Cancelled("the run was left"))
+    raises(SystemExit, "3", lambda: run._serve_one(lambda _: sys.exit(3), ev))
 
 
 class Scalar:  # as a loss of torch, a mean of numpy
