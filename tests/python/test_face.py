@@ -228,8 +228,11 @@ def test_tensors_that_differ():
 class Unreadable:
     shape = (2,)
 
+    def __init__(self, why):
+        self.why = why
+
     def __dlpack__(self):
-        raise BufferError("it lies elsewhere")
+        raise self.why
 
     def __dlpack_device__(self):
         return 1, 0
@@ -271,7 +274,8 @@ def test_what_is_no_set_of_tensors():
         (furlong.Invalid, "x: no type 'float64' travels, only F32 F16 BF16", {"x": ("float64", (2,))}),
         (furlong.Invalid, "x lies on meta and has no values: give it after", {"x": Like(is_meta=True)}),
         (furlong.Invalid, "x is of layout torch.sparse_coo and type torch.float32: give a dense", {"x": Like(layout="torch.sparse_coo")}),
-        (furlong.Invalid, "x: it cannot be read where it lies: it lies elsewhere", {"x": Unreadable()}),
+        (furlong.Invalid, "x: it cannot be read where it lies: it lies elsewhere", {"x": Unreadable(BufferError("it lies elsewhere"))}),
+        (KeyboardInterrupt, "", {"x": Unreadable(KeyboardInterrupt())}),  # Ctrl-C is no fault of the tensor
         (furlong.Invalid, "x: it cannot be read where it lies: a bytes-like object", {"x": object()}),
     ]
     for kind, text, named in rows:

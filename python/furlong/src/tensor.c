@@ -132,12 +132,14 @@ static bool by_dlpack(PyObject *capsule, const char *name, struct tensor_list *l
     return true;
 }
 
-/* The exception that is set, as one of ours that says which tensor it was about. */
+/* The exception that is set, as one of ours that says which tensor it was about; not Ctrl-C. */
 static void named(const char *name)
 {
     PyObject *type, *e, *at, *text;
     const char *said;
 
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return;
     PyErr_Fetch(&type, &e, &at);
     text = e ? PyObject_Str(e) : NULL;
     said = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
@@ -185,7 +187,7 @@ static bool find(PyObject *o, const char *name, struct tensor_list *l, struct fo
         return by_buffer(o, name, l, f);
     capsule = PyObject_CallMethod(o, "__dlpack__", NULL);
     if (!capsule) {
-        if (!PyObject_CheckBuffer(o)) {
+        if (!PyObject_CheckBuffer(o) || !PyErr_ExceptionMatches(PyExc_Exception)) {
             named(name);
             return false;
         }
