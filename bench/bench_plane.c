@@ -9,7 +9,7 @@
  *
  * The engines are on the second device where there is one. ms is what the driver waits for, from
  * its call to the last commit, one update after the other; idle_ms the same after 20 ms in which
- * everyone slept. link_ms: what the device's events say that the bytes took, gathered and digested
+ * everyone slept in his loop. link_ms: what the device's events say that the bytes took, gathered and digested
  * on the way. pause_ms: of the engine, from the last step to its new addresses. publish_ms: the
  * trainer's digests, before the call. limit: one kernel that copies the same bytes (one device),
  * one peer copy (two). cold_ms: the first update of a run. JSON lines. Exit 1: something did not
@@ -21,7 +21,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <time.h>
 #include "bench/median.h"
 #include "bench/must.h"
 #include "bench/plane_driver.h"
@@ -55,11 +54,12 @@ static double one_update(enum xfer_mode mode)
     return ms_of(fl_clock_boot_ns() - from);
 }
 
-/* All wait for nothing for a while, as between steps of a run: they sleep when the update comes. */
+/* All wait for nothing for a while, as between steps of a run: they sleep, the driver too, each in
+ * his loop, when the update comes. */
 static double idle_update(enum xfer_mode mode)
 {
     plane_next_version();
-    nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
+    plane_rest(20);
     return one_update(mode);
 }
 

@@ -239,6 +239,14 @@ void plane_next_version(void)
     d->version++;
 }
 
+void plane_rest(unsigned ms)
+{
+    uint64_t until = fl_clock_boot_ns() + ms * 1000000ull, now;
+
+    while ((now = fl_clock_boot_ns()) < until)
+        fl_loop_turn(d->loop, (int)((until - now + 999999) / 1000000));
+}
+
 /* ---- updates ---- */
 
 static void on_run(struct xfer_run *r, enum fl_status st, const struct xfer_report *rep,
