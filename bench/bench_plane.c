@@ -9,11 +9,11 @@
  *
  * The engines are on the second device where there is one. ms is what the driver waits for, from
  * its call to the last commit, one update after the other; idle_ms the same after 20 ms in which
- * everyone slept in his loop. link_ms: what the device's events say that the bytes took, gathered and digested
- * on the way. pause_ms: of the engine, from the last step to its new addresses. publish_ms: the
- * trainer's digests, before the call. limit: one kernel that copies the same bytes (one device),
- * one peer copy (two). cold_ms: the first update of a run. JSON lines. Exit 1: something did not
- * hold. */
+ * everyone slept in his loop. link_ms: what the device's events say that the bytes took, gathered
+ * and digested on the way. pause_ms: of the engine, from the last step to its new addresses.
+ * publish_ms: the trainer's digests, before the call. limit: one kernel that copies the same bytes
+ * (one device), one peer copy (two). cold_ms: the first update of a run. JSON lines. Exit 1:
+ * something did not hold. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
