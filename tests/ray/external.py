@@ -173,7 +173,7 @@ def test_a_run_leaves_it_as_it_was():
         code, out, err = h.train("--num-rollout=1", "--actor-num-gpus-per-node=2", "--rollout-num-gpus=3")
         assert code == 1 and "the run needs 5 GPUs; this Ray cluster gives 2: 127.0.0.1 2" in out, (code, out, err)
         code, out, err = h.train("--num-rollout=1", "--trainer-cmd=exit 7")
-        assert code == 1 and "exit code 7" in out, (code, out, err)  # the run's own failure
+        assert code == 2 and "trainer 0 on n1: ended with exit code 7" in out, (code, out, err)  # the run's own failure, which another try would not heal
         code, out, err = h.train("--num-rollout=1", "--ray-programs=/nowhere")
         assert code == 1 and "/nowhere/furlong-head" in out, (code, out, err)
         code, out, err = h.train("--num-rollout=1", f"--ray-programs={BIN}")
