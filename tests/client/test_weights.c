@@ -165,6 +165,25 @@ static void *drop_at_commit(void *arg)
     return (void *)(intptr_t)ask_to_drop(arg, "drop_at_commit");
 }
 
+/* The engine drops its set at this update's COMMIT; mark: it has been told to. */
+static void update_while_it_drops(struct plane *p, const struct furlong_update *how,
+                                  const char *mark)
+{
+    struct furlong_report r;
+    struct fl_err err;
+    pthread_t side;
+    void *st;
+
+    t_true(pthread_create(&side, NULL, drop_at_commit, p) == 0);
+    for (unsigned i = 0; access(mark, F_OK) < 0; i++) {
+        t_true(i < 20000, "the engine was not told");
+        (void)poll(NULL, 0, 1);
+    }
+    (void)furlong_update(p->trainers, p->engines, how, &r, &err); /* there, or not any more */
+    t_true(pthread_join(side, &st) == 0);
+    t_int_eq((intptr_t)st, FL_OK);
+}
+
 /* The one thread of an engine drops its set while a COMMIT waits for that thread. */
 static void a_set_is_dropped_under_its_commit(void **state)
 {
@@ -172,11 +191,8 @@ static void a_set_is_dropped_under_its_commit(void **state)
         .set = "policy", .version = 1, .mode = "copy", .budget_ms = 15000
     };
     const char *mark = t_path("drops");
-    struct furlong_report r;
     struct fl_err err;
     char env[300];
-    pthread_t side;
-    void *st;
 
     (void)state;
     snprintf(env, sizeof(env), "DROP_MARK=%s", mark);
@@ -184,14 +200,7 @@ static void a_set_is_dropped_under_its_commit(void **state)
 
     plane_update(&p, 0, "copy", 0);
     plane_write(&p, 1);
-    t_true(pthread_create(&side, NULL, drop_at_commit, &p) == 0);
-    for (unsigned i = 0; access(mark, F_OK) < 0; i++) {
-        t_true(i < 20000, "the engine was not told");
-        (void)poll(NULL, 0, 1);
-    }
-    (void)furlong_update(p.trainers, p.engines, &how, &r, &err); /* there, or not any more */
-    t_true(pthread_join(side, &st) == 0);
-    t_int_eq((intptr_t)st, FL_OK);
+    update_while_it_drops(&p, &how, mark);
     t_ok(furlong_group_wait(p.engines, 20000, &err), &err);
     plane_write(&p, 2);
     plane_update(&p, 2, "copy", 0);
@@ -206,11 +215,7 @@ static void a_set_is_dropped_before_it_lets_the_engine_go(void **state)
         .set = "policy", .version = 1, .mode = "share", .slots = 1, .budget_ms = 15000
     };
     const char *mark = t_path("drops while it stands");
-    struct furlong_report r;
-    struct fl_err err;
     char env[300];
-    pthread_t side;
-    void *st;
 
     (void)state;
     snprintf(env, sizeof(env), "DROP_MARK=%s", mark);
@@ -220,14 +225,7 @@ static void a_set_is_dropped_before_it_lets_the_engine_go(void **state)
     plane_update(&p, 0, "share", 1);
     plane_write(&p, 1);
     t_str_eq(plane_look(&p, 0).paused, "paused");
-    t_true(pthread_create(&side, NULL, drop_at_commit, &p) == 0);
-    for (unsigned i = 0; access(mark, F_OK) < 0; i++) {
-        t_true(i < 20000, "the engine was not told");
-        (void)poll(NULL, 0, 1);
-    }
-    (void)furlong_update(p.trainers, p.engines, &how, &r, &err); /* there, or not any more */
-    t_true(pthread_join(side, &st) == 0);
-    t_int_eq((intptr_t)st, FL_OK);
+    update_while_it_drops(&p, &how, mark);
     t_str_eq(plane_look(&p, 0).paused, "running");
     plane_end(&p);
     t_true(unsetenv("SLOTS") == 0);

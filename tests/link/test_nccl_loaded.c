@@ -58,7 +58,9 @@ static void none_is_version_0(void **state)
 /* Threads of the program read its environment meanwhile: what is there does not move. */
 static void multicast_is_off_whatever_it_was(void **state)
 {
-    static const char *const rows[] = { "unset", "", "0", "1", "2 of them" };
+    enum { LITERAL = 5 };
+    static const char literal[] = "NCCL_NVLS_ENABLE=1"; /* where nothing can be written */
+    static const char *const rows[] = { "unset", "", "0", "1", "2 of them", "a literal" };
 
     (void)state;
     for (size_t i = 0; i < FL_LEN(rows); i++) {
@@ -70,12 +72,14 @@ static void multicast_is_off_whatever_it_was(void **state)
 
             if (i == 0)
                 unsetenv("NCCL_NVLS_ENABLE");
+            else if (i == LITERAL)
+                putenv((char *)(uintptr_t)literal);
             else
                 setenv("NCCL_NVLS_ENABLE", rows[i], 1);
             before = getenv("NCCL_NVLS_ENABLE");
             link_place_nccl(&p);
             _exit(p.nccl_version == NAMED && strcmp(p.nccl_env, "NCCL_NVLS_ENABLE=0") == 0 &&
-                          (i < 2 || getenv("NCCL_NVLS_ENABLE") == before)
+                          (i < 2 || i == LITERAL || getenv("NCCL_NVLS_ENABLE") == before)
                       ? 0
                       : 1);
         }

@@ -1,9 +1,11 @@
 #include "transport/link/nccl_api.h"
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "common/base/log.h"
 #include "common/base/str.h"
 #include "transport/link/dev.h"
@@ -48,6 +50,21 @@ static enum fl_status look_up(void *lib, struct fl_err *err)
     return FL_OK;
 }
 
+/* Where it stands, through the kernel: a literal that the program gave to putenv() cannot be
+ * written to, and that is an error here, not a signal. */
+static bool value_is_0_now(char *value)
+{
+    int ends[2];
+
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return false;
+    bool done = write(ends[1], "0", 2) == 2 && read(ends[0], value, 2) == 2;
+
+    close(ends[0]);
+    close(ends[1]);
+    return done;
+}
+
 /* Multicast over NVLink can put the host's devices out of service, and wins nothing for a
  * broadcast. The daemon turns it off before there is a process; where the job has turned it on the
  * value is changed in place, as threads of the program may be reading it: setenv() would move it.
@@ -58,13 +75,10 @@ static void multicast_off(void)
 
     if (is && strcmp(is, "0") == 0)
         return;
-    if (!is || !*is) { /* no daemon started this process */
+    if (is && *is)
+        fl_warn("NVLink multicast is turned off: NCCL_NVLS_ENABLE was %s", is);
+    if (!is || !*is || !value_is_0_now(is)) /* not there: no daemon started this process */
         (void)setenv("NCCL_NVLS_ENABLE", "0", 1);
-        return;
-    }
-    fl_warn("NVLink multicast is turned off: NCCL_NVLS_ENABLE was %s", is);
-    is[1] = '\0';
-    is[0] = '0';
 }
 
 static void load(void)

@@ -74,6 +74,16 @@ static enum fl_status group_wait(struct furlong_group *g, const uint32_t *after,
                    "%s", text);
 }
 
+/* Of a budget that began at from_ns, for group_wait(): one that is over leaves a look. */
+static uint32_t budget_left(uint32_t budget_ms, uint64_t from_ns)
+{
+    uint64_t spent_ms = (fl_clock_boot_ns() - from_ns) / 1000000;
+
+    if (budget_ms == 0 || budget_ms == FURLONG_FOREVER)
+        return budget_ms;
+    return spent_ms < budget_ms ? (uint32_t)(budget_ms - spent_ms) : 1;
+}
+
 enum fl_status furlong_group_wait(struct furlong_group *g, uint32_t budget_ms, struct fl_err *err)
 {
     FL_TRY(client_here(g->d->f, err));
@@ -252,17 +262,11 @@ enum fl_status furlong_launch(struct furlong *f, const struct furlong_layout *y,
                               const struct furlong_launch_opts *o, struct furlong_group **out,
                               struct fl_err *err)
 {
-    uint32_t start_ms = o ? o->start_ms : 0, left = 0;
     uint64_t from = fl_clock_boot_ns();
     struct furlong_group *g;
 
     FL_TRY(furlong_launch_start(f, y, role, argv, env, o, &g, err));
-    if (start_ms) {
-        uint64_t spent_ms = (fl_clock_boot_ns() - from) / 1000000;
-
-        left = spent_ms < start_ms ? (uint32_t)(start_ms - spent_ms) : 1;
-    }
-    enum fl_status st = group_wait(g, NULL, left, err);
+    enum fl_status st = group_wait(g, NULL, budget_left(o ? o->start_ms : 0, from), err);
 
     if (st != FL_OK) {
         role_end(g, "not all of its members joined");
@@ -276,9 +280,9 @@ enum fl_status furlong_launch(struct furlong *f, const struct furlong_layout *y,
 enum fl_status furlong_group_restart(struct furlong_group *g, uint32_t budget_ms,
                                      struct fl_err *err)
 {
-    uint64_t from = fl_clock_boot_ns(), spent_ms;
+    uint64_t from = fl_clock_boot_ns();
     Fl__Role m = FL__ROLE__INIT;
-    uint32_t *after, left = 0;
+    uint32_t *after;
     enum fl_status st;
 
     FL_TRY(client_here(g->d->f, err));
@@ -297,11 +301,8 @@ enum fl_status furlong_group_restart(struct furlong_group *g, uint32_t budget_ms
     m.role = g->role;
     st = client_relay_wait(g->d->f, FL_ROLE_RESTART, false, budget_ms, &m.base, take_members, g->d,
                            err);
-    spent_ms = (fl_clock_boot_ns() - from) / 1000000;
-    if (budget_ms && budget_ms != FURLONG_FOREVER)
-        left = spent_ms < budget_ms ? (uint32_t)(budget_ms - spent_ms) : 1;
     if (st == FL_OK)
-        st = group_wait(g, after, left, err);
+        st = group_wait(g, after, budget_left(budget_ms, from), err);
     free(after);
     return st == FL_OK ? FL_OK : fl_wrap(err, st, "restart %s", g->role);
 }
