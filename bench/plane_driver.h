@@ -51,8 +51,8 @@ void plane_order(struct plane_kid *k, char what);
 void plane_fault(struct plane_kid *k, const char *spec); /* FURLONG_FAULT of it from now on */
 void plane_look(struct plane_kid *k, struct plane_seen *out);
 
-void plane_next_version(void);
-void plane_rest(unsigned ms); /* in the driver's loop */ /* the trainer begins, writes and publishes */
+void plane_next_version(void); /* the trainer begins, writes and publishes */
+void plane_rest(unsigned ms);  /* in the driver's loop */
 struct plane_ask {
     enum xfer_kind kind;
     enum xfer_mode mode;

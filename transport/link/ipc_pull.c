@@ -177,8 +177,8 @@ static enum fl_status launch_far(struct ipc *k, struct ipc_pull *p, const struct
     };
     size_t done = 0;
 
-    FL_TRY(
-        copy_far(k, t, 0, t->far_cut, from, to, err)); /* first: the link is what is waited for */
+    /* first: the link is what is waited for */
+    FL_TRY(copy_far(k, t, 0, t->far_cut, from, to, err));
     FL_TRY(clear_sums(k, p, k->aside, err));
     if (p->digests && t->t_cut < t->t.n) { /* while the rest is on its way */
         FL_TRY(gpu->event_record(p->moved, k->stream, err));
